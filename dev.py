@@ -1,0 +1,1 @@
+"""Placeholder until the demo and test commands are written."""

@@ -1,0 +1,6 @@
+"""`python -m anymamba` is the same command as `anymamba`."""
+
+from anymamba.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The ways to compute an operator, and the choice among them.
+
+A backend is a package in this folder. Its `__init__` says `PRIORITY` (lower is tried first), `SUMMARY` (one line) and
+`unavailable()` (None, or why nothing of it works on this machine). It has one module an operator family, named as in
+`anymamba.ops`, with the functions that the operator's entry in `anymamba.ops` lists; `refusal(operator, call)` in that
+module, if it is there, returns None or the reason why it cannot do this call. The first backend in order that can, does.
+
+`ANYMAMBA_BACKEND=torch` or `with use_backend("torch"):` asks for one by name; then nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from anymamba.errors import BackendRefusedError, UnknownBackendError
+
+__all__ = ["Choice", "Operator", "choices", "choose", "names", "requested", "use_backend"]
+
+ENVIRONMENT_VARIABLE = "ANYMAMBA_BACKEND"
+
+
+class Operator(NamedTuple):
+    """An operator as backends see it: its name, its module in every backend, the functions that module must have."""
+
+    name: str
+    family: str
+    functions: tuple[str, ...]
+
+
+class Call(Protocol):
+    """What a backend may look at to accept or refuse; every family has a NamedTuple with more than these."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class Choice(NamedTuple):
+    """One row of the table of choices: a backend and why it refuses (None: it accepts)."""
+
+    backend: str
+    refusal: str | None
+
+
+_asked_for: ContextVar[str | None] = ContextVar("anymamba_backend", default=None)
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Run every operator in this context (this thread or task) on the backend `name`.
+
+    Raises
+    ------
+    UnknownBackendError
+        If there is no backend of that name.
+    """
+    _must_exist(name)
+    token = _asked_for.set(name)
+    try:
+        yield
+    finally:
+        _asked_for.reset(token)
+
+
+def requested() -> str | None:
+    """Return the backend asked for by context or environment, or None."""
+    return _asked_for.get() or os.environ.get(ENVIRONMENT_VARIABLE) or None
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Return the names of all backends, first choice first."""
+    found = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+    return tuple(sorted(found, key=lambda name: int(_package(name).PRIORITY)))
+
+
+_chosen: dict[tuple[Operator, Any, str | None], ModuleType] = {}
+
+
+def choose(operator: Operator, call: Call) -> Any:
+    """Return the module that computes `operator` for `call`.
+
+    Raises
+    ------
+    BackendRefusedError
+        If the backend asked for refuses, or every backend does.
+    """
+    # os.environ is read on every call so that monkeypatching and notebooks work; it costs 0.4 us.
+    key = (operator, call, requested())
+    module = _chosen.get(key)
+    if module is None:
+        if len(_chosen) > 4096:  # a caller with ever new sizes must not grow this for ever
+            _chosen.clear()
+        module = _chosen[key] = _choose(operator, call, key[2])
+    return module
+
+
+def choices(operator: Operator, call: Call) -> list[Choice]:
+    """Return every backend's answer for this call, first choice first."""
+    return [Choice(name, _refusal(name, operator, call)) for name in names()]
+
+
+def _choose(operator: Operator, call: Call, wanted: str | None) -> ModuleType:
+    if wanted is not None:
+        _must_exist(wanted)
+        reason = _refusal(wanted, operator, call)
+        if reason is not None:
+            raise BackendRefusedError(
+                f"Backend {wanted!r} cannot run {operator.name} for {_describe(call)}.",
+                why=reason,
+                next_step=f"unset {ENVIRONMENT_VARIABLE} (or leave the context) to let anymamba choose; "
+                "`anymamba backends` shows every choice",
+            )
+        return _module(wanted, operator.family)
+    answers = choices(operator, call)
+    for answer in answers:
+        if answer.refusal is None:
+            return _module(answer.backend, operator.family)
+    raise BackendRefusedError(
+        f"No backend can run {operator.name} for {_describe(call)}.",
+        why="; ".join(f"{answer.backend}: {answer.refusal}" for answer in answers),
+        next_step="`anymamba backends` shows every choice",
+    )
+
+
+def _refusal(name: str, operator: Operator, call: Call) -> str | None:
+    package = _package(name)
+    reason = package.unavailable()
+    if reason is not None:
+        return str(reason)
+    try:
+        module = _module(name, operator.family)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}.{operator.family}":
+            raise
+        return f"has no module for {operator.family} yet"
+    missing = [function for function in operator.functions if not hasattr(module, function)]
+    if missing:
+        return f"has no {', '.join(missing)} yet"
+    verifier = getattr(module, "refusal", None)
+    return None if verifier is None else verifier(operator, call)
+
+
+def _must_exist(name: str) -> None:
+    if name not in names():
+        raise UnknownBackendError(
+            f"There is no backend named {name!r}.",
+            why=f"the backends are: {', '.join(names())}",
+            next_step="`anymamba backends` describes them",
+        )
+
+
+def _package(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _module(name: str, family: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}.{family}")
+
+
+def _describe(call: Call) -> str:
+    fields: dict[str, Any] = (
+        call._asdict() if hasattr(call, "_asdict") else {"device": call.device, "dtype": call.dtype}
+    )
+    return ", ".join(f"{name} {value}" for name, value in fields.items())

@@ -1,0 +1,11 @@
+"""The operators behind mamba_ssm and causal_conv1d, under upstream's names.
+
+Each module is one operator family: what is computed, the argument checks, autograd and torch.compile. How it is computed
+is a backend's matter (`anymamba.backends`).
+"""
+
+from __future__ import annotations
+
+from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+
+__all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]

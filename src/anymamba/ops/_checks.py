@@ -1,0 +1,50 @@
+"""Argument checks shared by all operators: each names the argument, what it is and what it must be.
+
+They read only metadata (shape, dtype, device), never values, so they cost no synchronisation and survive tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
+
+__all__ = ["FLOATING", "check_activation", "check_device", "check_dim", "check_dtype", "check_shape"]
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_dim(name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:
+    """Raise ShapeError unless `tensor` has `dims` dimensions; `meaning` is like "(batch, dim, seqlen)"."""
+    if tensor.dim() != dims:
+        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, but must be {meaning}: {dims} dimensions.")
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], meaning: str) -> None:
+    """Raise ShapeError unless `tensor` has exactly this shape."""
+    if tensor.dim() != len(shape) or any(seen != wanted for seen, wanted in zip(tensor.shape, shape)):
+        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, but must be {meaning} = {tuple(shape)}.")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, allowed: Sequence[torch.dtype]) -> None:
+    """Raise DtypeError unless the tensor's dtype is one of `allowed`."""
+    if tensor.dtype not in allowed:
+        raise DtypeError(f"{name} has dtype {tensor.dtype}, but must be one of {', '.join(map(str, allowed))}.")
+
+
+def check_device(name: str, tensor: torch.Tensor, like: torch.Tensor, like_name: str) -> None:
+    """Raise DeviceError unless both tensors are on the same device."""
+    if tensor.device != like.device:
+        raise DeviceError(
+            f"{name} is on {tensor.device}, but must be on {like.device} like {like_name}.",
+            next_step=f"{name} = {name}.to({like_name}.device)",
+        )
+
+
+def check_activation(activation: str | None) -> bool:
+    """Return whether the activation is SiLU; raise OptionError for one that does not exist."""
+    if activation not in (None, "silu", "swish"):
+        raise OptionError(f"activation is {activation!r}, but must be None, 'silu' or 'swish'.")
+    return activation is not None

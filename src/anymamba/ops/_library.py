@@ -1,0 +1,69 @@
+"""Registration of operators with torch.library, the same way on every torch from 2.1 on.
+
+Each differentiable operator is a pair as in aten: `anymamba::x` returns its outputs (and what the backward wants saved),
+`anymamba::x_backward` returns the gradients. Eager code applies the autograd.Function directly on the chosen backend's
+functions (no dispatcher: cheapest); torch.compile, torch.export and FakeTensor see `torch.ops.anymamba.x`, an opaque
+operator with a fake implementation, whose Autograd kernel applies the same autograd.Function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["below_autograd", "define", "differentiated", "placeholder", "traced"]
+
+_library = torch.library.Library("anymamba", "DEF")
+# torch 2.1 has neither the tag nor the argument for it.
+_tags: dict[str, Any] = {"tags": (torch.Tag.pt2_compliant_tag,)} if hasattr(torch.Tag, "pt2_compliant_tag") else {}
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""Context in which an autograd.Function calls its own operator without coming back to itself."""
+
+
+def define(
+    schema: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    autograd: Callable[..., Any] | None = None,
+) -> None:
+    """Register the operator ``anymamba::<schema>``.
+
+    Parameters
+    ----------
+    schema : str
+        As in native_functions.yaml, e.g. ``"scale(Tensor x, float by) -> Tensor"``.
+    implementation : callable
+        Runs on real tensors of any device, below autograd. Returns fresh tensors, none a view of an input.
+    fake : callable
+        Returns empty tensors of the right shape, dtype, device and strides.
+    autograd : callable, optional
+        Runs when gradients may be wanted: applies the autograd.Function.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema, **_tags)
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    if hasattr(torch.library, "register_fake"):
+        torch.library.register_fake(f"anymamba::{name}", fake, lib=_library)
+    else:  # torch < 2.4
+        torch.library.impl_abstract(f"anymamba::{name}", fake, lib=_library)
+    if autograd is not None:
+        _library.impl(name, autograd, "Autograd")
+
+
+def traced(x: torch.Tensor) -> bool:
+    """Return whether the call must go through the dispatcher: tracing, or a tensor subclass (FakeTensor, DTensor)."""
+    return _is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def differentiated(*tensors: torch.Tensor | None) -> bool:
+    """Return whether autograd will want a backward through a function of these tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def placeholder(like: torch.Tensor) -> torch.Tensor:
+    """Return the empty tensor that stands for "none" among an operator's outputs (schemas have no optional outputs)."""
+    return like.new_empty(0)

@@ -1,0 +1,29 @@
+"""Settings shared by all tests."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+# A test decides its backend itself; what the shell says must not leak in.
+os.environ.pop("ANYMAMBA_BACKEND", None)
+
+hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("thorough", max_examples=400, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--gpu", action="store_true", help="run the tests marked gpu too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for marker in ("slow", "gpu"):
+        if not config.getoption(f"--{marker}"):
+            skip = pytest.mark.skip(reason=f"marked {marker}; run with --{marker}")
+            for item in items:
+                if marker in item.keywords:
+                    item.add_marker(skip)
