@@ -11,6 +11,7 @@ from torch.library import opcheck
 from anymamba.backends import use_backend
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from anymamba.ops.causal_conv1d import _backward
 from oracle import assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -98,6 +99,19 @@ def test_final_states_out_receives_the_states_and_keeps_their_gradient() -> None
     states.sum().backward()
     assert x.grad is not None
     assert x.grad[..., 2:].eq(1).all()
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_backward_writes_into_the_buffer_it_is_given(backend: str) -> None:
+    x, weight, dout = torch.randn(2, 3, 8), torch.randn(3, 4), torch.randn(2, 3, 8)
+    buffer = torch.full((2, 6, 8), float("nan"))
+    half = buffer.chunk(2, dim=1)[1]
+    with use_backend(backend):
+        fresh = _backward(x, weight, None, dout, None, None, None, True)[0]
+        given = _backward(x, weight, None, dout, None, None, None, True, dx_out=half)[0]
+    assert given is half
+    assert torch.equal(half, fresh)
+    assert buffer.chunk(2, dim=1)[0].isnan().all()
 
 
 @given(

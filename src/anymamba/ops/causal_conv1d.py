@@ -65,6 +65,8 @@ class CausalConv1dBackend(Protocol):
         initial_states: torch.Tensor | None,
         dfinal_states: torch.Tensor | None,
         silu: bool,
+        *,
+        dx_out: torch.Tensor | None = None,  # like x, any strides: receives dx and is returned as dx
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return dx, dweight, dbias, dinitial_states (None where the input is None)."""
         ...
@@ -333,9 +335,12 @@ def _backward(
     initial_states: torch.Tensor | None,
     dfinal_states: torch.Tensor | None,
     silu: bool,
+    dx_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     backend: CausalConv1dBackend = choose(CAUSAL_CONV1D, _call(x, weight))
-    return backend.causal_conv1d_backward(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, silu)
+    return backend.causal_conv1d_backward(
+        x, weight, bias, dout, seq_idx, initial_states, dfinal_states, silu, dx_out=dx_out
+    )
 
 
 def _update(

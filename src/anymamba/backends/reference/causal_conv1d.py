@@ -65,6 +65,8 @@ def causal_conv1d_backward(
     initial_states: torch.Tensor | None,
     dfinal_states: torch.Tensor | None,
     silu: bool,
+    *,
+    dx_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
 
@@ -77,7 +79,7 @@ def causal_conv1d_backward(
 
     dx, dweight, dbias, dinitial = gradients(formula, (x, weight, bias, initial_states), (dout, dfinal_states))
     assert dx is not None and dweight is not None
-    return dx, dweight, dbias, dinitial
+    return dx if dx_out is None else dx_out.copy_(dx), dweight, dbias, dinitial
 
 
 def causal_conv1d_update(

@@ -45,6 +45,8 @@ def causal_conv1d_backward(
     initial_states: torch.Tensor | None,
     dfinal_states: torch.Tensor | None,
     silu: bool,
+    *,
+    dx_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
     batch, dim, seqlen = x.shape
@@ -84,7 +86,7 @@ def causal_conv1d_backward(
         if width - 1 > seqlen:
             dinitial[..., seqlen:] += dlast[..., : width - 1 - seqlen]
     return (
-        torch.empty_like(x).copy_(dx),
+        (torch.empty_like(x) if dx_out is None else dx_out).copy_(dx),
         torch.empty_like(weight).copy_(dweight),
         None if bias is None else torch.empty_like(bias).copy_(dy.sum((0, 2))),
         None if initial_states is None else torch.empty_like(initial_states).copy_(dinitial),
