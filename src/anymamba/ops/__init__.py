@@ -7,5 +7,12 @@ is a backend's matter (`anymamba.backends`).
 from __future__ import annotations
 
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 
-__all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "causal_conv1d_varlen_states",
+    "layernorm_fn",
+    "rmsnorm_fn",
+]
