@@ -1,0 +1,1 @@
+"""Development tools: run from the root of a checkout; no part of the installed product."""
