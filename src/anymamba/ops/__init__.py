@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
+from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
 
 __all__ = [
     "causal_conv1d_fn",
@@ -15,4 +16,6 @@ __all__ = [
     "causal_conv1d_varlen_states",
     "layernorm_fn",
     "rmsnorm_fn",
+    "selective_scan_fn",
+    "selective_scan_ref",
 ]
