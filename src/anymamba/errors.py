@@ -8,7 +8,9 @@ AnymambaError                       exit code
 │   └── OptionError
 ├── BackendError (RuntimeError)     3
 │   ├── UnknownBackendError            no backend of that name
-│   └── BackendRefusedError            asked for by name, or none left, and it cannot do this call; says why
+│   ├── BackendRefusedError            asked for by name, or none left, and it cannot do this call; says why
+│   ├── KernelCompileError             NVRTC refused one of our kernels; carries its log
+│   └── KernelLaunchError              the driver refused to load or launch one
 ├── MissingOperatorError            3  a name of upstream's that anymamba lacks and whose own compiler is absent
 ├── SourceError                     4  a source archive could not be had
 │   ├── IndexUnreachableError
@@ -98,6 +100,14 @@ class UnknownBackendError(BackendError):
 
 
 class BackendRefusedError(BackendError):
+    pass
+
+
+class KernelCompileError(BackendError):
+    pass
+
+
+class KernelLaunchError(BackendError):
     pass
 
 

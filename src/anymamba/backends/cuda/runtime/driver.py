@@ -1,0 +1,184 @@
+"""The CUDA driver API, as much of it as loading and launching takes, through ctypes.
+
+`Driver` is what the rest of the runtime sees; tests put another one in its place (tests/backends/cuda/emulator.py runs the
+kernels on the CPU). Devices are PyTorch's indices, streams its raw handles; modules live in PyTorch's own (primary) context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from anymamba.backends.cuda.runtime.libraries import open_driver
+from anymamba.errors import KernelLaunchError, MachineError
+
+__all__ = ["CudaDriver"]
+
+INVALID_CONTEXT = 201
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ERROR_LOG, _ERROR_LOG_SIZE = 5, 6  # CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+Arguments = ctypes.c_char_p * 1
+
+
+class CudaDriver:
+    """The driver of this machine.
+
+    Raises
+    ------
+    MachineError
+        If its library cannot be loaded or does not start.
+    """
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        try:
+            self._library = library = open_driver()
+        except OSError as error:
+            raise MachineError("The NVIDIA driver's library cannot be loaded.", why=str(error)) from error
+        pointer, integer, unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+        out, out_integer = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
+        for name, arguments in {
+            "cuInit": [unsigned],
+            "cuDriverGetVersion": [out_integer],
+            "cuDeviceGet": [out_integer, integer],
+            "cuDeviceGetAttribute": [out_integer, integer, integer],
+            "cuDevicePrimaryCtxRetain": [out, integer],
+            "cuCtxGetCurrent": [out],
+            "cuCtxSetCurrent": [pointer],
+            "cuCtxPushCurrent_v2": [pointer],
+            "cuCtxPopCurrent_v2": [out],
+            "cuModuleLoadDataEx": [out, ctypes.c_char_p, unsigned, ctypes.POINTER(integer), out],
+            "cuModuleGetFunction": [out, pointer, ctypes.c_char_p],
+            "cuFuncSetAttribute": [pointer, integer, integer],
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor": [out_integer, pointer, integer, ctypes.c_size_t],
+            "cuThreadExchangeStreamCaptureMode": [out_integer],
+            "cuGetErrorName": [integer, ctypes.POINTER(ctypes.c_char_p)],
+            "cuGetErrorString": [integer, ctypes.POINTER(ctypes.c_char_p)],
+            "cuLaunchKernel": [pointer, *[unsigned] * 7, pointer, pointer, pointer],
+        }.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, integer
+        self._call("cuInit", 0)
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(version))
+        self.version = (version.value // 1000, version.value % 1000 // 10)
+        self.launch: Callable[..., int] = library.cuLaunchKernel
+        """cuLaunchKernel(function, grid x, y, z, block x, y, z, shared bytes, stream, arguments, None) -> error code."""
+        self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+
+    def capability(self, device: int) -> int:
+        """Return the compute capability as one number, e.g. 86."""
+        return 10 * self.attribute(device, _CAPABILITY_MAJOR) + self.attribute(device, _CAPABILITY_MINOR)
+
+    def multiprocessors(self, device: int) -> int:
+        """Return how many multiprocessors the card has."""
+        return self.attribute(device, _MULTIPROCESSORS)
+
+    def shared_limit(self, device: int) -> int:
+        """Return the most dynamic shared memory, in bytes, that a block can be given."""
+        return self.attribute(device, _SHARED_OPTIN)
+
+    def attribute(self, device: int, attribute: int) -> int:
+        """Return a device attribute by its number in the driver API."""
+        handle, value = ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(handle), device)
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)
+        return value.value
+
+    def load(self, image: bytes, device: int) -> ctypes.c_void_p:
+        """Load a cubin or PTX into the device's context; allowed while another stream, or this one, is being captured."""
+        module = ctypes.c_void_p()
+        log = ctypes.create_string_buffer(8192)
+        keys = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_SIZE)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
+        with self._context(device), self._relaxed_capture():
+            code = self._library.cuModuleLoadDataEx(ctypes.byref(module), image, 2, keys, values)
+        if code:
+            detail = log.value.decode(errors="replace").strip()
+            raise KernelLaunchError(
+                f"The driver refused a compiled kernel: {self.error(code)}.",
+                why=detail,
+                next_step="update the NVIDIA driver" if code == 222 else "",  # UNSUPPORTED_PTX_VERSION
+            )
+        return module
+
+    def function(self, module: ctypes.c_void_p, name: str, device: int) -> ctypes.c_void_p:
+        """Return a kernel of a loaded module."""
+        function = ctypes.c_void_p()
+        with self._context(device):
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return function
+
+    def allow_shared(self, function: ctypes.c_void_p, shared_bytes: int, device: int) -> None:
+        """Let the kernel be launched with this much dynamic shared memory (more than 48 KB must be asked for)."""
+        with self._context(device):
+            self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
+
+    def occupancy(self, function: ctypes.c_void_p, threads: int, shared_bytes: int, device: int) -> int:
+        """Return how many blocks of this kernel fit on one multiprocessor at a time."""
+        blocks = ctypes.c_int()
+        with self._context(device):
+            self._call(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), function, threads, shared_bytes
+            )
+        return blocks.value
+
+    def make_current(self, device: int) -> None:
+        """Make the device's context current in this thread for good, if none is (a thread that never used CUDA)."""
+        current = ctypes.c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(current))
+        if not current.value:
+            self._call("cuCtxSetCurrent", self._primary_context(device))
+
+    def on_device(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which `device` is PyTorch's current device."""
+        return torch.cuda.device(device)
+
+    def error(self, code: int) -> str:
+        """Return the name and meaning of an error code."""
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._library.cuGetErrorName(code, ctypes.byref(name))
+        self._library.cuGetErrorString(code, ctypes.byref(text))
+        return f"{(name.value or b'error').decode()} ({code}), {(text.value or b'').decode()}"
+
+    def _primary_context(self, device: int) -> ctypes.c_void_p:
+        context = self._contexts.get(device)
+        if context is None:
+            handle, context = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(handle), device)
+            # Retained for the life of the process, as PyTorch's own runtime does.
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+            self._contexts[device] = context
+        return context
+
+    @contextlib.contextmanager
+    def _context(self, device: int) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", self._primary_context(device))
+        try:
+            yield
+        finally:
+            popped = ctypes.c_void_p()
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(popped))
+
+    @contextlib.contextmanager
+    def _relaxed_capture(self) -> Iterator[None]:
+        mode = ctypes.c_int(_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise KernelLaunchError(f"{name} failed: {self.error(code)}.")
