@@ -7,15 +7,22 @@ is a backend's matter (`anymamba.backends`).
 from __future__ import annotations
 
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from anymamba.ops.layer_norm import RMSNorm, layer_norm_fn, layer_norm_linear_fn, rms_norm_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
+from anymamba.ops.swiglu import swiglu
 
 __all__ = [
+    "RMSNorm",
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
+    "layer_norm_fn",
+    "layer_norm_linear_fn",
     "layernorm_fn",
+    "rms_norm_fn",
     "rmsnorm_fn",
     "selective_scan_fn",
     "selective_scan_ref",
+    "swiglu",
 ]
