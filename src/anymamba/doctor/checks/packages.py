@@ -1,0 +1,78 @@
+"""Are mamba_ssm and causal_conv1d installed, and what kind are they?"""
+
+from __future__ import annotations
+
+from anymamba.doctor.result import Result, Status, Way
+from anymamba.machine import Machine
+
+
+def mamba_ssm_installed(machine: Machine) -> Result:
+    """mamba_ssm, by kind."""
+    return _installed(machine, "mamba_ssm", "selective_scan_cuda")
+
+
+def causal_conv1d_installed(machine: Machine) -> Result:
+    """causal_conv1d, by kind."""
+    return _installed(machine, "causal_conv1d", "causal_conv1d_cuda")
+
+
+def einops_installed(machine: Machine) -> Result | None:
+    """Upstream's modules import einops."""
+    if machine.packages.version("einops") is not None:
+        return None
+    return Result(
+        "einops-installed",
+        "einops",
+        Status.WARN,
+        Way.BOTH,
+        seen="not installed",
+        wanted="any",
+        why="mamba_ssm imports it",
+        fix="python -m pip install einops",
+    )
+
+
+def not_shadowed(machine: Machine) -> Result | None:
+    """A folder named like a package in the working folder wins over the installed package."""
+    names = machine.folders.shadowed
+    if not names:
+        return None
+    return Result(
+        "not-shadowed",
+        "Working folder",
+        Status.WARN,
+        Way.BOTH,
+        seen=f"{machine.folders.working} has its own {', '.join(names)}",
+        wanted="no folder or file named like a package",
+        why="Python imports that instead of the installed package: \"No module named 'selective_scan_cuda'\". A project that "
+        "ships its own mamba_ssm on purpose (Vim, VideoMamba) is fine",
+        fix="cd ..    (start Python from another folder)",
+    )
+
+
+def _installed(machine: Machine, name: str, extension: str) -> Result:
+    identifier = f"{name.replace('_', '-')}-installed"
+    package = machine.packages.of_upstream(name)
+    if package is None:
+        return Result(
+            identifier,
+            name,
+            Status.INFO,
+            Way.BOTH,
+            "not installed",
+            "the port, or a native build",
+            fix="anymamba install",
+        )
+    seen = f"{package.version} ({package.kind}) in {package.where}"
+    if package.kind != "foreign":
+        return Result(identifier, name, Status.OK, Way.BOTH, seen, "the port, or a native build")
+    return Result(
+        identifier,
+        name,
+        Status.WARN,
+        Way.BOTH,
+        seen=seen,
+        wanted="the port, or a native build",
+        why=f"it is neither the port nor has it a compiled {extension}: a fork, a checkout, or a wheel built without CUDA",
+        fix="anymamba install    (backs up what is there)",
+    )

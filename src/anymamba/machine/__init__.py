@@ -1,0 +1,66 @@
+"""Facts about this machine, without opinions (those are `anymamba.doctor`'s).
+
+One module a family of facts: a frozen dataclass and the function that reads it. Every function takes what it looks at
+(environment, platform name, a way to run programs) as arguments with honest defaults, so a test can put any machine in
+front of it. Nothing here imports torch into this process: a torch that dies on import must not take the doctor with it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from anymamba.machine.compilers import Compilers, read_compilers
+from anymamba.machine.driver import Driver, read_driver
+from anymamba.machine.folders import Folders, read_folders
+from anymamba.machine.packages import Packages, read_packages
+from anymamba.machine.python import Python, read_python
+from anymamba.machine.system import System, read_system
+from anymamba.machine.torch_build import OperatorRun, Torch, read_torch
+from anymamba.machine.triton import Triton, read_triton
+from anymamba.machine.windows import Windows, read_windows
+
+__all__ = ["Machine", "read_machine"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All facts together. `torch`, `triton`, `windows` are None where there is no such thing."""
+
+    system: System
+    python: Python
+    torch: Torch | None
+    driver: Driver
+    triton: Triton | None
+    compilers: Compilers
+    windows: Windows | None
+    folders: Folders
+    packages: Packages
+    operators: tuple[OperatorRun, ...] = field(default=())
+
+
+def read_machine(*, operators: bool = True) -> Machine:
+    """Look at everything there is; the slow questions (torch, the driver, compilers) are asked at the same time.
+
+    Parameters
+    ----------
+    operators : bool
+        Also call each operator once on each device there is, in a process of its own.
+    """
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        torch = pool.submit(read_torch, operators=operators)
+        driver = pool.submit(read_driver)
+        compilers = pool.submit(read_compilers)
+        build, runs = torch.result()
+        return Machine(
+            system=read_system(),
+            python=read_python(),
+            torch=build,
+            driver=driver.result(),
+            triton=read_triton(),
+            compilers=compilers.result(),
+            windows=read_windows(),
+            folders=read_folders(),
+            packages=read_packages(),
+            operators=runs,
+        )
