@@ -1,0 +1,61 @@
+"""`anymamba install`: bring upstream's packages to this environment, made to run on anymamba's operators."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anymamba.cli.progress import shown_progress
+from anymamba.cli.terminal import terminal
+
+
+def command(
+    requirements: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REQ]...", help="Such as mamba_ssm==2.2.2 causal_conv1d==1.4.0, which is the default."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Use what the cache has; ask no index.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan, or the result, as JSON.")] = False,
+    python: Annotated[
+        Path | None, typer.Option("--python", metavar="PATH", help="Install for this interpreter instead of this one.")
+    ] = None,
+) -> None:
+    """Install upstream's mamba_ssm and causal_conv1d here, running on anymamba's operators.
+
+    Fetches the source archives with your own pip settings, checks them, adapts them, installs them, and proves them in a
+    fresh process. Whatever fails, the environment is left as it was. torch is never touched.
+    """
+    from anymamba.upstream.plan import make_plan
+    from anymamba.upstream.transaction import install
+
+    screen = terminal()
+    with shown_progress() as progress:
+        progress.step("Planning")
+        plan = make_plan(requirements or [], python or Path(sys.executable), offline=offline)
+        installation = None if dry_run else install(plan, progress)
+    if as_json:
+        result: dict[str, Any] = {"plan": plan.to_json()}
+        if installation is not None:
+            result["installed"] = installation.packages
+            result["proof"] = installation.proof
+        screen.json(result)
+        return
+    if installation is None:
+        rows = []
+        for package in plan.packages:
+            before = f"{package.replaces.version} ({package.replaces.kind})" if package.replaces else "-"
+            size = f"{package.size / 1024:.0f} KiB" if package.size is not None else "unknown"
+            hashed = f"{(package.sha256 or 'none')[:12]} ({package.hash_from})"
+            where = "cache" if package.cached else "index"
+            rows.append([package.name, package.installs, before, where, size, hashed, str(len(package.rules))])
+        columns = ["package", "would install", "replaces", "from", "size", "sha256", "patch rules"]
+        screen.table("", columns, rows)
+        screen.say(f"into {plan.site_packages}; torch {plan.torch} stays as it is. Nothing was changed.")
+        return
+    for name, version in installation.packages.items():
+        screen.say(f"{name} {version}")
+    screen.say('Installed and proved. Try: python -c "from mamba_ssm import Mamba; print(Mamba(16))"')

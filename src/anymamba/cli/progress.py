@@ -1,0 +1,59 @@
+"""Progress of long actions on stderr: what is being done, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from anymamba.cli.terminal import terminal
+
+__all__ = ["shown_progress"]
+
+
+class _Shown:
+    """A line for each step; the last one moves. Where stderr is no terminal, each step is one plain line."""
+
+    def __init__(self, bars: Bars, live: bool) -> None:
+        self._bars = bars
+        self._live = live
+        self._task: TaskID | None = None
+
+    def step(self, text: str) -> None:
+        """Finish the last step and begin this one."""
+        if not self._live:
+            terminal().note(text)
+            return
+        self.finish()
+        self._task = self._bars.add_task(text, total=None)
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show how far the step is."""
+        if self._task is not None:
+            self._bars.update(self._task, completed=done, total=total)
+
+    def finish(self) -> None:
+        """End the last step."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+            self._task = None
+
+
+@contextmanager
+def shown_progress() -> Iterator[_Shown]:
+    """Show the steps of an action on stderr while the context lasts."""
+    console = terminal().err
+    # "line" and "-": spinner and bar of plain ASCII, for consoles whose code page has no more
+    columns = (
+        SpinnerColumn("line"),
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        shown = _Shown(bars, console.is_terminal)
+        yield shown
+        shown.finish()

@@ -1,0 +1,173 @@
+"""Turn upstream's patched package folder into a port: kernel modules become redirects, extensions become modules.
+
+Upstream's kernel modules move to `<package>/_upstream/ops/...`, where they import one another; in their place stands a small
+module whose names come from `anymamba.ops` first (`runtime`, `families`).
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from anymamba.errors import PatchError
+from anymamba.upstream.patches import Applied, apply
+from anymamba.upstream.patches._originals import TRITON_OPTIONAL, own_imports
+from anymamba.upstream.port.families import EXTENSIONS, KERNEL_FOLDERS
+
+__all__ = ["PORT_REVISION", "Port", "build_port", "port_version"]
+
+PORT_REVISION = 1
+"""N of `2.2.2+anymamba.N`: raised when what this module makes of the same source changes for users."""
+
+KEPT = "_upstream"
+
+
+@dataclass(frozen=True)
+class Port:
+    """A package folder made ready for a wheel.
+
+    Attributes
+    ----------
+    folder : Path
+        Holds the package's folder and the extension modules: the content of site-packages.
+    applied : tuple of Applied
+        What was done to which file.
+    """
+
+    folder: Path
+    applied: tuple[Applied, ...]
+
+
+def port_version(version: str) -> str:
+    """Return the version that a port of this release has."""
+    return f"{version}+anymamba.{PORT_REVISION}"
+
+
+def build_port(source: Path, name: str, version: str, into: Path) -> Port:
+    """Copy the package out of an unpacked source archive, patch it and redirect its kernels.
+
+    Parameters
+    ----------
+    source : Path
+        The archive's top folder.
+    name, version : str
+    into : Path
+        An empty folder.
+
+    Raises
+    ------
+    PatchError
+    """
+    if not (source / name / "__init__.py").is_file():
+        raise PatchError(f"The source archive of {name} {version} has no folder {name} with an __init__.py.")
+    package = into / name
+    shutil.copytree(source / name, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    applied = apply(package, name, version)
+    applied += _redirect_kernels(package, name, version)
+    for extension in EXTENSIONS[name]:
+        (into / f"{extension}.py").write_text(_EXTENSION.format(name=extension), encoding="utf-8", newline="\n")
+        applied.append(Applied("extension-module", f"../{extension}.py", "written"))
+    return Port(into, tuple(applied))
+
+
+def _redirect_kernels(package: Path, name: str, version: str) -> list[Applied]:
+    modules = [
+        path
+        for folder in KERNEL_FOLDERS
+        for path in sorted((package / "ops" / folder).rglob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    if not modules:
+        return []
+    public = {_module_name(path, package.parent): path for path in modules}
+    kept = {module: module.replace(f"{name}.", f"{name}.{KEPT}.", 1) for module in public}
+    applied: list[Applied] = []
+    for module, path in public.items():
+        original = package / KEPT / path.relative_to(package)
+        original.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, original)
+        names = _names(original, module, set(public))
+        path.write_text(_redirect(module, kept[module], *names), encoding="utf-8", newline="\n")
+        applied.append(Applied("redirect", path.relative_to(package).as_posix(), "written"))
+    for folder in {package / KEPT, *(parent for parent in (package / KEPT).rglob("*") if parent.is_dir())}:
+        (folder / "__init__.py").write_text(_KEPT_PACKAGE, encoding="utf-8", newline="\n")
+    rules = [TRITON_OPTIONAL, own_imports(kept)]
+    return applied + [
+        Applied(done.rule, f"{KEPT}/{done.file}", done.outcome) for done in apply(package / KEPT, name, version, rules)
+    ]
+
+
+def _module_name(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts)
+
+
+def _names(path: Path, module: str, public: set[str]) -> tuple[list[str], dict[str, str]]:
+    """Return what a kernel module defines at its top level, and what it imports from other kernel modules."""
+    defined: dict[str, None] = {}
+    imported: dict[str, str] = {}
+    pending: list[ast.stmt] = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while pending:
+        statement = pending.pop(0)
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            defined[statement.name] = None
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            defined.update((target.id, None) for target in targets if isinstance(target, ast.Name))
+        elif isinstance(statement, ast.ImportFrom):
+            source = _absolute(statement, module)
+            if source in public:
+                imported.update((alias.asname or alias.name, source) for alias in statement.names if alias.name != "*")
+        elif isinstance(statement, ast.If | ast.Try):
+            pending[:0] = [*statement.body, *statement.orelse]
+            if isinstance(statement, ast.Try):
+                pending += [inner for handler in statement.handlers for inner in handler.body]
+    return list(defined), imported
+
+
+def _absolute(statement: ast.ImportFrom, module: str) -> str:
+    if not statement.level:
+        return statement.module or ""
+    return ".".join([*module.split(".")[: -statement.level], *filter(None, [statement.module])])
+
+
+def _redirect(module: str, kept: str, defined: list[str], imported: dict[str, str]) -> str:
+    listed = "".join(f"        {name!r},\n" for name in defined).replace("'", '"')
+    elsewhere = "".join(f"        {name!r}: {source!r},\n" for name, source in imported.items()).replace("'", '"')
+    return _REDIRECT.format(module=module, kept=kept, defined=listed, imported=elsewhere)
+
+
+_REDIRECT = '''\
+"""Redirect written by anymamba: the names of {module}, from anymamba.ops where it has them.
+
+Upstream's own module is kept as {kept}.
+"""
+
+from anymamba.upstream.port.runtime import Redirect as _Redirect
+
+_redirect = _Redirect(
+    __name__,
+    original="{kept}",
+    defined=(
+{defined}    ),
+    imported={{
+{imported}    }},
+)
+globals().update(_redirect.ours())
+__getattr__ = _redirect.get
+__all__ = [name for name in _redirect.names() if not name.startswith("_")]
+
+
+def __dir__():
+    return sorted({{*globals(), *_redirect.names()}})
+'''
+
+_KEPT_PACKAGE = '"""Upstream\'s own kernel modules, moved here by anymamba; redirects stand in their old places."""\n'
+
+_EXTENSION = '''\
+"""Written by anymamba: the functions of the compiled extension {name}, over anymamba.ops."""
+
+from anymamba.extensions.{name} import *  # noqa: F403
+from anymamba.extensions.{name} import __all__  # noqa: F401
+'''

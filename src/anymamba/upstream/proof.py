@@ -1,0 +1,76 @@
+"""The proof that an install works: run as `python -m anymamba.upstream.proof` in a fresh process.
+
+Imports both packages and the extension modules, runs the guide's script, and prints one line of JSON. It is the quick proof
+of the installation; `anymamba verify` proves the numbers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import sys
+from typing import Any
+
+__all__ = ["PREFIX", "main"]
+
+PREFIX = "anymamba-proof:"
+
+
+def main(wanted: list[str]) -> int:
+    """Check each ``name==version`` of `wanted`; return 0 when everything holds."""
+    report: dict[str, Any] = {"versions": {}, "failed": None}
+    try:
+        versions = dict(text.split("==", 1) for text in wanted)
+        for name, version in versions.items():
+            report["versions"][name] = importlib.metadata.version(name)
+            _check(report["versions"][name] == version, f"{name} is {report['versions'][name]}, not {version}")
+            package = importlib.import_module(name)
+            origin = importlib.metadata.distribution(name).locate_file(f"{name}/__init__.py")
+            _check(str(package.__file__) == str(origin), f"{name} is imported from {package.__file__}, not {origin}")
+        if "causal_conv1d" in versions:
+            report["convolution"] = _convolution()
+        if "mamba_ssm" in versions:
+            report["guide"] = _guide()
+    except Exception as error:  # whatever an import of foreign code raises is the answer
+        report["failed"] = f"{type(error).__name__}: {error}"
+    print(PREFIX + json.dumps(report))
+    return 1 if report["failed"] else 0
+
+
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise RuntimeError(otherwise)
+
+
+def _convolution() -> list[int]:
+    import torch
+
+    extension = importlib.import_module("causal_conv1d_cuda")
+    convolve = importlib.import_module("causal_conv1d").causal_conv1d_fn
+    x, weight = torch.arange(10.0).view(1, 2, 5), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    y = convolve(x, weight)
+    _check(torch.equal(y[0, 0], torch.tensor([0.0, 0.0, 1.0, 2.0, 3.0])), f"causal_conv1d_fn gave {y[0, 0].tolist()}")
+    _check(torch.equal(y[0, 1], x[0, 1]), f"causal_conv1d_fn gave {y[0, 1].tolist()}")
+    _check(callable(extension.causal_conv1d_fwd), "causal_conv1d_cuda has no causal_conv1d_fwd")
+    return list(y.shape)
+
+
+def _guide() -> list[int]:
+    import torch
+
+    importlib.import_module("selective_scan_cuda")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(2, 64, 16, device=device)
+    layer = importlib.import_module("mamba_ssm").Mamba(d_model=16, d_state=16, d_conv=4, expand=2).to(device)
+    y = layer(x)
+    _check(tuple(y.shape) == (2, 64, 16), f"Mamba gave shape {tuple(y.shape)}, not (2, 64, 16)")
+    _check(bool(torch.isfinite(y).all()), "Mamba gave values that are not finite")
+    y.sum().backward()
+    bad = [name for name, p in layer.named_parameters() if p.grad is None or not bool(torch.isfinite(p.grad).all())]
+    _check(not bad, f"Mamba's backward gave no finite gradient for {', '.join(bad)}")
+    return list(y.shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""Install a plan, or take it back: build the wheels aside, change the environment undoably, prove, or leave it as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anymamba.errors import InstallError, VerificationFailedError
+from anymamba.upstream import proof
+from anymamba.upstream.archive import unpack
+from anymamba.upstream.cache import cached_source
+from anymamba.upstream.environment import Environment, inspect_environment, run_in
+from anymamba.upstream.index import Index
+from anymamba.upstream.pip_settings import read_pip_settings
+from anymamba.upstream.plan import PackagePlan, Plan
+from anymamba.upstream.port import build_port
+from anymamba.upstream.progress import Progress, Silent
+from anymamba.upstream.releases import PACKAGES
+from anymamba.upstream.state import State
+from anymamba.upstream.wheel import build_wheel, check_identity
+
+__all__ = ["Installation", "install", "prove", "uninstall"]
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What an install did: the versions that are there now, and what the proof reported."""
+
+    packages: dict[str, str]
+    proof: dict[str, Any]
+
+
+Prove = Callable[[str, dict[str, str]], dict[str, Any]]
+
+
+def prove(python: str, versions: dict[str, str]) -> dict[str, Any]:
+    """Run the proof in a fresh process of the environment.
+
+    Raises
+    ------
+    VerificationFailedError
+    """
+    wanted = [f"{name}=={version}" for name, version in versions.items()]
+    result = run_in(python, ["-m", proof.__name__, *wanted])
+    answer = next((line for line in result.stdout.splitlines() if line.startswith(proof.PREFIX)), None)
+    report: dict[str, Any] = json.loads(answer.removeprefix(proof.PREFIX)) if answer else {}
+    if result.returncode != 0 or not report or report.get("failed"):
+        why = report.get("failed") or (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        raise VerificationFailedError(
+            "The installed packages do not work here; everything was put back as it was.",
+            why=str(why),
+            next_step="anymamba doctor",
+        )
+    return report
+
+
+def install(plan: Plan, progress: Progress | None = None, prove: Prove = prove) -> Installation:
+    """Carry out a plan.
+
+    Raises
+    ------
+    SourceError, IntegrityError, PatchError
+        Before the environment is touched.
+    EnvironmentLockedError, NotWritableError, InstallError, VerificationFailedError
+        With the environment as it was.
+    """
+    progress = progress or Silent()
+    environment = inspect_environment(Path(plan.python))
+    state = State(environment)
+    versions = {package.name: package.installs for package in plan.packages}
+    with state.locked(), tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as staging:
+        wheels = _build(plan, Path(staging), progress)
+        progress.step("Installing " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+        with state.installing(list(versions)):
+            _pip_install(environment.python, wheels, state)
+            progress.step("Verifying in a fresh process")
+            report = prove(environment.python, versions)
+    return Installation(versions, report)
+
+
+def uninstall(python: Path, names: Sequence[str] = PACKAGES, progress: Progress | None = None) -> dict[str, list[str]]:
+    """Remove our ports and restore what was there before them.
+
+    Returns
+    -------
+    dict
+        For each package, the entries of site-packages that came back.
+
+    Raises
+    ------
+    InstallError
+        Nothing of ours is there.
+    EnvironmentLockedError, NotWritableError
+        With the environment as it was.
+    """
+    progress = progress or Silent()
+    environment = inspect_environment(python)
+    state = State(environment)
+    nothing = InstallError(
+        f"Nothing of anymamba's is installed for {environment.python}.", next_step="anymamba install"
+    )
+    if not state.broken and not _ours(environment, state, names):
+        raise nothing
+    with state.locked():
+        progress.step("Restoring what was there before")
+        ours = _ours(inspect_environment(python), state, names)
+        if not ours:
+            raise nothing
+        return state.restoring(ours)
+
+
+def _ours(environment: Environment, state: State, names: Sequence[str]) -> list[str]:
+    kept = state.kept()
+    found = []
+    for name in names:
+        present = environment.installed.get(name)
+        # a port; or nothing, where a port was and the user removed it with pip
+        if (present is None and name in kept) or (present is not None and present.kind == "port"):
+            found.append(name)
+    return found
+
+
+# --- sources to wheels: no contact with the environment
+
+
+def _build(plan: Plan, staging: Path, progress: Progress) -> list[Path]:
+    index: Index | None = None
+    try:
+        wheels = []
+        for package in plan.packages:
+            archive = cached_source(package.sha256, package.file) if package.sha256 else None
+            if archive is None:
+                progress.step(f"Downloading {package.file}")
+                index = index or Index(read_pip_settings(Path(plan.python)))
+                archive = _download(index, package, progress)
+            progress.step(f"Preparing {package.name} {package.version}")
+            wheels.append(_wheel(package, archive, staging / package.name))
+        return wheels
+    finally:
+        if index is not None:
+            index.__exit__()
+
+
+def _download(index: Index, package: PackagePlan, progress: Progress) -> Path:
+    offers = [found for found in index.find(package.name) if found.file == package.file]
+    if not offers:
+        offers = [found for found in index.find(package.name) if found.version == package.version]
+    if not offers:
+        raise InstallError(f"The index no longer has {package.file}.", next_step="anymamba install, to make a new plan")
+    return index.download(offers[0], package.sha256, progress)
+
+
+def _wheel(package: PackagePlan, archive: Path, folder: Path) -> Path:
+    for part in ("source", "port"):
+        (folder / part).mkdir(parents=True)
+    source = unpack(archive, folder / "source")
+    check_identity(source, package.name, package.version)
+    port = build_port(source, package.name, package.version, folder / "port")
+    sha256 = package.sha256 or archive.parent.name
+    return build_wheel(port, source, package.name, package.version, sha256, archive.name, folder)
+
+
+def _pip_install(python: str, wheels: Iterable[Path], state: State) -> None:
+    # Nothing of the user's pip settings may matter here (a target folder, required hashes, an index): files go in as they are.
+    quiet = ["--isolated", "--disable-pip-version-check", "--no-input", "--quiet"]
+    offline = ["--no-deps", "--no-index", "--ignore-installed", "--no-warn-script-location"]
+    arguments = ["-m", "pip", *quiet, "install", *offline, *map(str, wheels)]
+    result = run_in(python, arguments, variables={"PIP_CONFIG_FILE": os.devnull}, started=state.working)
+    if result.returncode != 0:
+        raise InstallError(
+            "pip could not install the wheels; everything was put back as it was.",
+            why="\n".join(result.stderr.strip().splitlines()[-5:]),
+            next_step="anymamba doctor",
+        )

@@ -1,0 +1,188 @@
+"""Pack a port into a wheel: pure Python, reproducible byte for byte, upstream's metadata kept, Triton no longer required."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zipfile
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from anymamba import __version__
+from anymamba.errors import IntegrityError
+from anymamba.upstream.port import Port, port_version
+
+__all__ = ["PROVENANCE", "build_wheel", "check_identity"]
+
+PROVENANCE = "anymamba-provenance.json"
+"""File in the wheel's dist-info that tells a port from upstream's own package."""
+
+PROVENANCE_SCHEMA = 1
+_HARD = ("torch", "einops", "packaging")
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def check_identity(source: Path, name: str, version: str) -> None:
+    """Check that an unpacked source archive says it is what was asked for.
+
+    Raises
+    ------
+    IntegrityError
+    """
+    fields = _headers(_pkg_info(source)[0])
+    said_name = next((value for key, value in fields if key == "name"), "")
+    said_version = next((value for key, value in fields if key == "version"), "")
+    try:
+        same = canonicalize_name(said_name) == canonicalize_name(name) and Version(said_version) == Version(version)
+    except InvalidVersion:
+        same = False
+    if not same:
+        raise IntegrityError(
+            f"The archive asked for as {name} {version} says that it is {said_name or '?'} {said_version or '?'}.",
+            next_step="use another index: pip config set global.index-url ADDRESS",
+        )
+
+
+def build_wheel(port: Port, source: Path, name: str, version: str, sha256: str, file: str, into: Path) -> Path:
+    """Write the wheel of a port and return its path.
+
+    Parameters
+    ----------
+    port : Port
+    source : Path
+        The unpacked source archive: metadata, licence and authors come from it.
+    name, version : str
+        Upstream's.
+    sha256, file : str
+        Of the source archive, for the provenance.
+    into : Path
+        An existing folder.
+    """
+    local = port_version(version)
+    info = f"{name}-{local}.dist-info"
+    content: dict[str, bytes] = {
+        path.relative_to(port.folder).as_posix(): path.read_bytes()
+        for path in sorted(port.folder.rglob("*"))
+        if path.is_file()
+    }
+    tops = sorted({entry.partition("/")[0].removesuffix(".py") for entry in content})
+    for licence in ("LICENSE", "AUTHORS"):
+        if (source / licence).is_file():
+            content[f"{info}/licenses/{licence}"] = (source / licence).read_bytes()
+    provenance = {
+        "schema": PROVENANCE_SCHEMA,
+        "source": {"name": name, "version": version, "file": file, "sha256": sha256},
+        "port": {"version": local, "anymamba": __version__},
+        "changes": [{"rule": done.rule, "file": done.file, "outcome": done.outcome} for done in port.applied],
+    }
+    content[f"{info}/{PROVENANCE}"] = (json.dumps(provenance, indent=1) + "\n").encode()
+    content[f"{info}/METADATA"] = _metadata(source, local).encode()
+    content[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: anymamba {__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    ).encode()
+    content[f"{info}/top_level.txt"] = ("\n".join(tops) + "\n").encode()
+    record = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items()]
+    content[f"{info}/RECORD"] = ("\n".join([*record, f"{info}/RECORD,,"]) + "\n").encode()
+    wheel = into / f"{name}-{local}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for path, data in content.items():
+            entry = zipfile.ZipInfo(path, _DATE)
+            entry.external_attr = 0o100644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            zipped.writestr(entry, data)
+    return wheel
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _pkg_info(source: Path) -> tuple[str, str]:
+    """Return headers and body of the archive's PKG-INFO."""
+    text = (
+        (source / "PKG-INFO").read_text(encoding="utf-8", errors="replace") if (source / "PKG-INFO").is_file() else ""
+    )
+    headers, _, body = text.replace("\r\n", "\n").partition("\n\n")
+    return headers, body
+
+
+def _headers(text: str) -> list[tuple[str, str]]:
+    """Return the header fields in order, names in lower case; folded lines stay in the value as they are."""
+    fields: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        if line[:1] in (" ", "\t") and fields:
+            fields[-1] = (fields[-1][0], f"{fields[-1][1]}\n{line}")
+        else:
+            key, _, value = line.partition(":")
+            fields.append((key.strip().lower(), value.strip()))
+    return fields
+
+
+def _metadata(source: Path, version: str) -> str:
+    headers, body = _pkg_info(source)
+    dropped = {"metadata-version", "version", "requires-dist", "provides-extra", "dynamic", "license-file"}
+    fields = _headers(headers)
+    # 2.1 for the fields that upstream's archives have; License-File stays a field that older pips ignore
+    lines = ["Metadata-Version: 2.1"]
+    for key, value in fields:
+        if key not in dropped and value:
+            lines.append(f"{_spelling(key)}: {value}")
+        if key == "name":
+            lines.append(f"Version: {version}")
+    lines += [f"License-File: {licence}" for licence in ("LICENSE", "AUTHORS") if (source / licence).is_file()]
+    lines += _requirements(fields, source)
+    return "\n".join(lines) + "\n\n" + body
+
+
+def _spelling(key: str) -> str:
+    special = {"home-page": "Home-page", "author-email": "Author-email", "download-url": "Download-URL"}
+    return special.get(key, "-".join(part.capitalize() for part in key.split("-"))).replace(
+        "Project-Url", "Project-URL"
+    )
+
+
+def _requirements(fields: list[tuple[str, str]], source: Path) -> list[str]:
+    stated = [value for key, value in fields if key == "requires-dist"] or _requires_txt(source)
+    hard = {name: name for name in _HARD}
+    extras: dict[str, list[str]] = {}
+    for text in stated:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        name = canonicalize_name(requirement.name)
+        marker = str(requirement.marker or "")
+        if named := re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker):
+            requirement.marker = None
+            extras.setdefault(named.group(1), []).append(str(requirement))
+        elif name in hard:
+            hard[name] = text
+        else:
+            extras.setdefault(name, []).append(str(requirement))
+    lines = [f"Requires-Dist: {requirement}" for requirement in hard.values()]
+    lines.append(f"Requires-Dist: anymamba>={__version__}")
+    for extra, requirements in sorted(extras.items()):
+        lines.append(f"Provides-Extra: {extra}")
+        for text in requirements:
+            wanted, _, marker = text.partition(";")
+            condition = f'({marker.strip()}) and extra == "{extra}"' if marker else f'extra == "{extra}"'
+            lines.append(f"Requires-Dist: {wanted.strip()}; {condition}")
+    return lines
+
+
+def _requires_txt(source: Path) -> list[str]:
+    stated: list[str] = []
+    for path in source.glob("*.egg-info/requires.txt"):
+        extra = ""
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            line = line.strip()
+            if line.startswith("["):
+                extra = line.strip("[]").partition(":")[0]
+            elif line:
+                stated.append(f'{line}; extra == "{extra}"' if extra else line)
+    return stated
