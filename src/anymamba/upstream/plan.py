@@ -79,7 +79,7 @@ class Plan:
         data = json.loads(text)
         if data.pop("schema", None) != SCHEMA:
             raise OptionError(
-                "This plan was saved by another version of anymamba.", next_step="anymamba install --dry-run --json"
+                "This plan was saved by another version of anymamba.", next_step="anymamba install --dry-run"
             )
         packages = [
             PackagePlan(
@@ -194,6 +194,8 @@ class _Resolver:
     def plan(self, name: str, specifier: SpecifierSet, environment: Environment) -> PackagePlan:
         version, found = self._choose(name, specifier)
         release = known(name, version)
+        sha256: str | None
+        size: int | None
         if release is not None:
             file, size, sha256, hash_from = release.file, release.size, release.sha256, "lock"
         elif found is not None:
@@ -204,7 +206,7 @@ class _Resolver:
         cached = sha256 is not None and cached_source(sha256, file) is not None
         if self._offline and not cached:
             raise OfflineError(
-                f"{file} is not in the cache, and --offline forbids to fetch it.",
+                f"{file} is not in the cache, and may not be fetched.",
                 next_step="the same command without --offline",
             )
         return PackagePlan(

@@ -160,13 +160,12 @@ class State:
             for move in change.moves:
                 self._rename(move.place, move.aside)
             yield
+            self._journal.unlink()
         except BaseException:
             with _uninterrupted():
                 self._undo(change)
             raise
-        with _uninterrupted():
-            self._journal.unlink()
-            self._tidy()
+        self._tidy()
 
     def _heal(self) -> None:
         if not self._journal.exists():
@@ -174,9 +173,9 @@ class State:
             return
         self._end_worker()
         data = self._read(self._journal)
-        lists = {key: [Move(**move) for move in data.pop(key)] for key in ("moves", "returns")}
+        moves, returns = ([Move(**move) for move in data[key]] for key in ("moves", "returns"))
         with _uninterrupted():
-            self._undo(Change(**data, **lists))
+            self._undo(Change(data["names"], moves, returns, data["record_before"]))
 
     def _undo(self, change: Change) -> None:
         for move in reversed(change.returns):
@@ -205,7 +204,7 @@ class State:
     def _rename(self, source: str, target: str) -> None:
         try:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(source, target)  # noqa: PTH104: never over an existing file; both lie in one file system
+            Path(source).rename(target)  # both lie in one file system
         except OSError as error:
             raise self._not_writable(error) from error
 
@@ -235,8 +234,8 @@ class State:
     def _not_writable(self, error: OSError) -> NotWritableError:
         return NotWritableError(
             f"{self._environment.purelib} cannot be changed; it is as it was.",
-            why=f"{error.strerror}: {error.filename}. Perhaps a running program uses these files, or another account owns them.",
-            next_step="end programs that have mamba_ssm loaded (notebooks, training), or use a virtual environment of your own",
+            why=f"{error.strerror}: {error.filename}. A running program may use it, or another account own it.",
+            next_step="end programs that have mamba_ssm loaded (notebooks, training), or use a virtual environment",
         )
 
     @staticmethod
