@@ -49,11 +49,10 @@ def command(
         for package in plan.packages:
             before = f"{package.replaces.version} ({package.replaces.kind})" if package.replaces else "-"
             size = f"{package.size / 1024:.0f} KiB" if package.size is not None else "unknown"
-            hashed = f"{(package.sha256 or 'none')[:12]} ({package.hash_from})"
             where = "cache" if package.cached else "index"
-            rows.append([package.name, package.installs, before, where, size, hashed, str(len(package.rules))])
-        columns = ["package", "would install", "replaces", "from", "size", "sha256", "patch rules"]
-        screen.table("", columns, rows)
+            hashed = f"{(package.sha256 or '?')[:8]} ({package.hash_from})"
+            rows.append([package.name, package.installs, before, where, size, hashed])
+        screen.table("", ["package", "would install", "replaces", "source", "size", "sha256"], rows)
         screen.say(f"into {plan.site_packages}; torch {plan.torch} stays as it is. Nothing was changed.")
         return
     for name, version in installation.packages.items():
