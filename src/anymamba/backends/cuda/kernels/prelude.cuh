@@ -20,6 +20,13 @@ typedef long long i64;
 #define LN2 0.6931471805599453f
 #define ALL_LANES 0xffffffffu
 
+// Dynamic shared memory, aligned for any use: DYNAMIC_SHARED(name); gives `unsigned char* name` or an array of that name.
+#ifdef ANYMAMBA_EMULATED
+#define DYNAMIC_SHARED(name) unsigned char* name = emulation::shared_memory()
+#else
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#endif
+
 // --- conversions: always computed in float
 
 __device__ __forceinline__ float to_float(float x) { return x; }

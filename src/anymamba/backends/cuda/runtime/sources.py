@@ -11,7 +11,7 @@ A kernel takes one by-value struct. Its layout is read from the source, so that 
     };
     extern "C" __global__ void scale(const ScaleParameters p) { ... }
 
-Allowed are pointers, `long long`, `int`, `unsigned` and `float`: types of the same size for every compiler on every system.
+Allowed are pointers, `long long` (`i64`), `int`, `unsigned` and `float`: types of the same size for every compiler on every system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Layout", "Source", "layout", "read"]
 FOLDER = Path(__file__).resolve().parent.parent / "kernels"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_FORMATS = {"long long": "q", "int": "i", "unsigned": "I", "unsigned int": "I", "float": "f"}
+_FORMATS = {"long long": "q", "i64": "q", "int": "i", "unsigned": "I", "unsigned int": "I", "float": "f"}
 
 
 class Source(NamedTuple):
@@ -100,7 +100,7 @@ def _declared(statement: str, file: str) -> list[tuple[str, str]]:
     pointer = re.fullmatch(r"(?:const )?\w+(?: \w+)? ?\*(?: ?(?:const|__restrict__))* ?(\w+)", declaration)
     if pointer is not None:
         return [(pointer[1], "P")]
-    plain = re.fullmatch(r"(long long|unsigned int|unsigned|int|float) (.+)", declaration)
+    plain = re.fullmatch(r"(long long|i64|unsigned int|unsigned|int|float) (.+)", declaration)
     if plain is None:
         raise ValueError(f"{file}: cannot read the parameter {declaration!r}")
     result = []
