@@ -3,7 +3,7 @@
 // Nothing of the toolkit is included: NVRTC before 13.3 does not find cuda_fp16.h or cuda_bf16.h without header wheels.
 // 16-bit floats are therefore plain structs of 16 bits here, converted by inline PTX (bf16 -> float is a shift).
 // Element types are chosen by macros, e.g. -DX=bf16. No macro may be named T: NVRTC's own header has template <typename T>.
-// ANYMAMBA_EMULATED: the tests run the kernels on the CPU (tests/backends/cuda/emulator.py), where PTX means nothing.
+// ANYMAMBA_EMULATED: the tests run the kernels on the CPU (tests/cuda_emulator.py), where PTX means nothing.
 #pragma once
 
 typedef float f32;

@@ -1,6 +1,6 @@
 """The CUDA driver API, as much of it as loading and launching takes, through ctypes.
 
-`Driver` is what the rest of the runtime sees; tests put another one in its place (tests/backends/cuda/emulator.py runs the
+`Driver` is what the rest of the runtime sees; tests put another one in its place (tests/cuda_emulator.py runs the
 kernels on the CPU). Devices are PyTorch's indices, streams its raw handles; modules live in PyTorch's own (primary) context.
 """
 

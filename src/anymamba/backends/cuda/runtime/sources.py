@@ -11,7 +11,7 @@ A kernel takes one by-value struct. Its layout is read from the source, so that 
     };
     extern "C" __global__ void scale(const ScaleParameters p) { ... }
 
-Allowed are pointers, `long long` (`i64`), `int`, `unsigned` and `float`: types of the same size for every compiler on every system.
+Allowed are pointers, `long long` (`i64`), `int`, `unsigned` and `float`: types of the same size on every system.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A runtime whose compiler is g++ and whose card is the CPU, so that kernels, their layouts and launches are tested anywhere.
 
 `emulated()` makes backend "cuda" take CPU tensors: `anymamba.ops` calls go through the real runtime code (load, cache, pack,
-launch) to the real `.cu` sources, compiled as C++ with `emulation.h`. PTX, speed and memory order are for the GPU tests.
+launch) to the real `.cu` sources, compiled as C++ with `cuda_emulation.h`. PTX, speed and memory order are for the GPU tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anymamba.backends.cuda.runtime.cache import DiskCache
 from anymamba.backends.cuda.runtime.kernel import Runtime, use_runtime
 from anymamba.backends.cuda.runtime.nvrtc import Compiled
 
-HEADER = Path(__file__).parent / "emulation.h"
+HEADER = Path(__file__).parent / "cuda_emulation.h"
 COMPILER = shutil.which("g++")
 _KERNEL = re.compile(r"\b(\w+)\s*\(\s*(?:const\s+|__grid_constant__\s+)*(\w+)\s+\w+\s*\)\s*\{")
 
@@ -37,8 +37,9 @@ class EmulatedCompiler:
     """Stands for NVRTC: g++ to a shared library, with a C entry `emulate_<kernel>` for every kernel."""
 
     def __init__(self) -> None:
-        # The cache key has the compiler's version in it: the header is part of ours.
-        self.version = (0, int(hashlib.sha256(HEADER.read_bytes()).hexdigest()[:8], 16))
+        # The cache key has the compiler's version in it: the header and this file are part of ours.
+        ours = HEADER.read_bytes() + Path(__file__).read_bytes()
+        self.version = (0, int(hashlib.sha256(ours).hexdigest()[:8], 16))
         self.architectures = (90,)
         self.compiled: list[str] = []
 
@@ -55,7 +56,7 @@ class EmulatedCompiler:
                 f" memcpy(&p, parameters, sizeof p);"
                 f" return emulation::run({{gx, gy, gz}}, {{bx, by, bz}}, shared, [&] {{ {kernel}(p); }}); }}"
                 for kernel, struct in _KERNEL.findall(source)
-                if struct.endswith("Parameters") and f"void {kernel}" in source
+                if struct.endswith("Parameters")
             ]
             main = here / "main.cpp"
             main.write_text(
@@ -100,7 +101,7 @@ class EmulatedDriver:
 
     def function(self, module: ctypes.CDLL, name: str, device: int) -> Any:
         function = getattr(module, f"emulate_{name}")
-        function.argtypes = [ctypes.c_uint] * 7 + [ctypes.c_char_p]
+        function.argtypes = [ctypes.c_uint] * 7 + [ctypes.c_void_p]
         return (name, function)
 
     def allow_shared(self, function: Any, shared_bytes: int, device: int) -> None:
@@ -112,7 +113,8 @@ class EmulatedDriver:
     def launch(self, function: Any, *arguments: Any) -> int:
         *geometry, _stream, parameters, _extra = arguments
         self.launches.append((function[0], tuple(geometry)))
-        return int(function[1](*geometry, parameters[0]))
+        # Not parameters[0]: that would be a copy up to the first zero byte.
+        return int(function[1](*geometry, ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]))
 
     def current_stream(self, device: int) -> int:
         return 0

@@ -1,0 +1,388 @@
+"""Causal convolution on the GPU: picks the kernel for the layout at hand, and launches it.
+
+Rows contiguous in time and rows contiguous in channels ("channel last") have a kernel each; both take any strides, and the
+one whose fast access fits better gets the odd ones. The kernels' files say how they work and what bounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from anymamba.backends import Operator
+from anymamba.backends.cuda import device_refusal
+from anymamba.backends.cuda.runtime import Kernel, Variant, cached, runtime
+
+__all__ = [
+    "causal_conv1d_backward",
+    "causal_conv1d_forward",
+    "causal_conv1d_update",
+    "causal_conv1d_varlen_states",
+    "refusal",
+    "variants",
+]
+
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+INTEGERS = {torch.int32: "int", torch.int64: "i64"}
+THREADS = 256
+LANES, RUNS, UNROLL = 32, 8, 4  # of the channel-last kernels
+BLOCKS_PER_MULTIPROCESSOR = 32  # with fewer blocks than this the card is not filled evenly
+
+
+def refusal(operator: Operator, call: Any) -> str | None:
+    """Return None, or why these kernels cannot do the call."""
+    reason = device_refusal(call.device)
+    if reason is not None:
+        return reason
+    if operator.name == "causal_conv1d_varlen_states":
+        return None
+    for name, dtype in (("x", call.dtype), ("weight", call.weight_dtype)):
+        if dtype not in NAMES:
+            return f"{name} is {dtype}; the kernels take fp32, fp16 and bf16"
+    if not 2 <= call.width <= 4:
+        return f"weight has width {call.width}; the kernels take 2, 3 and 4"
+    return None
+
+
+def causal_conv1d_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    silu: bool,
+    return_final_states: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
+    batch, dim, seqlen = x.shape
+    width = weight.shape[1]
+    out = torch.empty_like(x)
+    final = x.new_empty(batch, dim, width - 1) if return_final_states else None
+    if x.numel() == 0:
+        return out, None if final is None else final.zero_() if initial_states is None else final.copy_(initial_states)
+    initial_states = _as(initial_states, x.dtype)
+    bias = _bias(bias)
+    device = x.get_device()
+    channels = _channels(x, out)
+    kernel = _kernel(
+        "forward", channels, x.dtype, weight.dtype, _dtype(bias, weight), _dtype(seq_idx), width, silu, device
+    )
+    parameters = (
+        x.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(seq_idx), _pointer(initial_states), out.data_ptr(),
+        _pointer(final), *x.stride(), *out.stride(), *weight.stride(), *_strides(bias, 1), *_strides(seq_idx, 2),
+        *_strides(initial_states, 3), batch, dim, seqlen,
+    )  # fmt: skip
+    if channels:
+        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 8, 64)
+        kernel.launch(grid, (LANES * RUNS, 1, 1), 0, kernel.pack(*parameters, run, tiles))
+    else:
+        bits, tiles, along_time, grid = _rows_grid(x, device, 4)
+        kernel.launch(grid, (THREADS, 1, 1), 0, kernel.pack(*parameters, bits, tiles, along_time))
+    return out, final
+
+
+def causal_conv1d_backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dout: torch.Tensor,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    dfinal_states: torch.Tensor | None,
+    silu: bool,
+    *,
+    dx_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
+    batch, dim, seqlen = x.shape
+    width = weight.shape[1]
+    dx = torch.empty_like(x) if dx_out is None else dx_out
+    dweight = torch.empty_like(weight)
+    dbias = None if bias is None else torch.empty_like(bias)
+    dinitial = None if initial_states is None else torch.empty_like(initial_states)
+    if x.numel() == 0:
+        dweight.zero_()
+        if dbias is not None:
+            dbias.zero_()
+        if dinitial is not None:
+            dinitial.zero_() if dfinal_states is None else dinitial.copy_(dfinal_states)
+        return dx, dweight, dbias, dinitial
+    initial, dfinal = _as(initial_states, x.dtype), _as(dfinal_states, x.dtype)
+    dinitial_x = (
+        dinitial if dinitial is None or dinitial.dtype == x.dtype else torch.empty_like(dinitial, dtype=x.dtype)
+    )
+    bias32 = _bias(bias)
+    dbias32 = dbias if bias is bias32 or dbias is None else torch.empty_like(dbias, dtype=torch.float32)
+    device = x.get_device()
+    along_channels = _along_channels(x)
+    # A gradient in the other layout would be read in single elements far apart; a copy costs less.
+    if dout.dtype != x.dtype or dout.stride(1 if along_channels else 2) != 1:
+        dout = torch.empty_like(x).copy_(dout)
+    channels = _channels(x, dout, dx)
+    bias_dtype, seq_dtype = _dtype(bias32, weight), _dtype(seq_idx)
+    kernel = _kernel("backward", channels, x.dtype, weight.dtype, bias_dtype, seq_dtype, width, silu, device)
+    inputs = (
+        x.data_ptr(), weight.data_ptr(), _pointer(bias32), dout.data_ptr(), _pointer(seq_idx), _pointer(initial),
+        _pointer(dfinal), dx.data_ptr(),
+    )  # fmt: skip
+    strides = (
+        *x.stride(), *dout.stride(), *dx.stride(), *weight.stride(), *_strides(bias32, 1), *_strides(seq_idx, 2),
+        *_strides(initial, 3), *_strides(dfinal, 3),
+    )  # fmt: skip
+    if channels:
+        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 32, 128)
+        count = grid[0]
+        parts = torch.empty(count, dim, width + 1, dtype=torch.float32, device=x.device)
+        packed = kernel.pack(
+            *inputs, parts.data_ptr(), _pointer(dinitial_x), *strides, *_strides(dinitial_x, 3), batch, dim, seqlen,
+            run, tiles,
+        )  # fmt: skip
+        kernel.launch(grid, (LANES * RUNS, 1, 1), 0, packed)
+    else:
+        bits, tiles, along_time, grid = _rows_grid(x, device, 1 << 30)
+        count = grid[1]
+        parts = torch.empty(count if count > 1 else 0, dim, width + 1, dtype=torch.float32, device=x.device)
+        packed = kernel.pack(
+            *inputs, dweight.data_ptr(), _pointer(dbias32), parts.data_ptr(), _pointer(dinitial_x), *strides,
+            *dweight.stride(), *_strides(dbias32, 1), *_strides(dinitial_x, 3), batch, dim, seqlen, bits, tiles,
+            along_time,
+        )  # fmt: skip
+        kernel.launch(grid, (THREADS, 1, 1), 0, packed)
+    if channels or count > 1:
+        add = _sum_kernel(weight.dtype, bias_dtype, width, device)
+        add.launch(
+            (-(-dim * (width + 1) // 128), 1, 1),
+            (128, 1, 1),
+            0,
+            add.pack(
+                parts.data_ptr(),
+                dweight.data_ptr(),
+                _pointer(dbias32),
+                *dweight.stride(),
+                *_strides(dbias32, 1),
+                count,
+                dim,
+            ),
+        )
+    if dbias is not None and dbias is not dbias32:
+        assert dbias32 is not None
+        dbias.copy_(dbias32)
+    if dinitial is not None and dinitial is not dinitial_x:
+        assert dinitial_x is not None
+        dinitial.copy_(dinitial_x)
+    return dx, dweight, dbias, dinitial
+
+
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu: bool,
+    cache_seqlens: torch.Tensor | None,
+    conv_state_indices: torch.Tensor | None,
+) -> torch.Tensor:
+    """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
+    batch, dim, seqlen = x.shape
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    bias = _bias(bias)
+    kernel = _update_kernel(
+        x.dtype, conv_state.dtype, weight.dtype, _dtype(bias, weight), _dtype(cache_seqlens),
+        _dtype(conv_state_indices), weight.shape[1], silu, x.get_device(),
+    )  # fmt: skip
+    parameters = kernel.pack(
+        x.data_ptr(), conv_state.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(cache_seqlens),
+        _pointer(conv_state_indices), out.data_ptr(), *x.stride(), *conv_state.stride(), *weight.stride(),
+        *_strides(bias, 1), *_strides(cache_seqlens, 1), *_strides(conv_state_indices, 1), *out.stride(),
+        batch, dim, seqlen, conv_state.shape[2],
+    )  # fmt: skip
+    kernel.launch((-(-dim // 128), min(batch, 65535), 1), (128, 1, 1), 0, parameters)
+    return out
+
+
+def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int) -> torch.Tensor:
+    """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
+    batch, dim = cu_seqlens.shape[0] - 1, x.shape[1]
+    states = x.new_empty(batch, state_len, dim)
+    if states.numel():
+        kernel = _varlen_kernel(x.element_size(), cu_seqlens.dtype, x.get_device())
+        parameters = kernel.pack(
+            x.data_ptr(),
+            cu_seqlens.data_ptr(),
+            states.data_ptr(),
+            *x.stride(),
+            *cu_seqlens.stride(),
+            batch,
+            dim,
+            state_len,
+        )
+        kernel.launch((-(-dim // 256), min(batch * state_len, 65535), 1), (256, 1, 1), 0, parameters)
+    return states.transpose(1, 2)
+
+
+def variants(every: bool = False) -> Iterator[Variant]:
+    """Yield the kernels that models use; with `every`, all that can be asked for but for mixed dtypes of bias and states."""
+    widths = (2, 3, 4) if every else (4,)
+    pairs = [(x, w) for x in NAMES for w in NAMES if every or w in (x, torch.float32)]
+    for x, w in pairs:
+        for width in widths:
+            for silu in (True, False) if every else (True,):
+                for direction in ("forward", "backward"):
+                    for channels in (0, 4, 1) if every else (0, 4):
+                        for seq in (None, torch.int32) if every else (None,):
+                            yield _variant(direction, channels, x, w, w, seq, width, silu)
+                yield _update_variant(x, x, w, w, None, None, width, silu)
+    for w in NAMES:
+        for width in widths:
+            yield _sum_variant(w, w, width)
+    for size in (2, 4, 8) if every else ():
+        yield _varlen_variant(size, torch.int32)
+
+
+# --- kernels
+
+
+def _variant(
+    direction: str, channels: int, x: torch.dtype, w: torch.dtype, bias: torch.dtype, seq: torch.dtype | None, width: int,
+    silu: bool,
+) -> Variant:  # fmt: skip
+    name = f"causal_conv1d_{direction}" + ("_channel_last" if channels else "")
+    defines: dict[str, object] = {
+        "X": NAMES[x], "W": NAMES[w], "BIAS": NAMES[bias], "SEQ": "int" if seq is None else INTEGERS[seq],
+        "HAS_SEQ": seq is not None, "WIDTH": width, "SILU": silu,
+    }  # fmt: skip
+    if channels:
+        defines["CHANNELS"] = channels
+    return Variant.of(f"{name}.cu", name, **defines)
+
+
+def _update_variant(
+    x: torch.dtype, state: torch.dtype, w: torch.dtype, bias: torch.dtype, length: torch.dtype | None,
+    index: torch.dtype | None, width: int, silu: bool,
+) -> Variant:  # fmt: skip
+    return Variant.of(
+        "causal_conv1d_update.cu", "causal_conv1d_update", X=NAMES[x], STATE=NAMES[state], W=NAMES[w], BIAS=NAMES[bias],
+        LENGTH="int" if length is None else INTEGERS[length], INDEX="int" if index is None else INTEGERS[index],
+        WIDTH=width, SILU=silu,
+    )  # fmt: skip
+
+
+def _sum_variant(w: torch.dtype, bias: torch.dtype, width: int) -> Variant:
+    name = "causal_conv1d_sum_parts"
+    return Variant.of(f"{name}.cu", name, W=NAMES[w], BIAS=NAMES[bias], WIDTH=width)
+
+
+def _varlen_variant(size: int, index: torch.dtype) -> Variant:
+    name = "causal_conv1d_varlen_states"
+    element = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}[size]
+    return Variant.of(f"{name}.cu", name, X=element, INDEX=INTEGERS[index])
+
+
+@cached
+def _kernel(
+    direction: str, channels: int, x: torch.dtype, w: torch.dtype, bias: torch.dtype, seq: torch.dtype | None, width: int,
+    silu: bool, device: int,
+) -> Kernel:  # fmt: skip
+    return runtime().load(_variant(direction, channels, x, w, bias, seq, width, silu), device)
+
+
+@cached
+def _update_kernel(
+    x: torch.dtype, state: torch.dtype, w: torch.dtype, bias: torch.dtype, length: torch.dtype | None,
+    index: torch.dtype | None, width: int, silu: bool, device: int,
+) -> Kernel:  # fmt: skip
+    return runtime().load(_update_variant(x, state, w, bias, length, index, width, silu), device)
+
+
+@cached
+def _sum_kernel(w: torch.dtype, bias: torch.dtype, width: int, device: int) -> Kernel:
+    return runtime().load(_sum_variant(w, bias, width), device)
+
+
+@cached
+def _varlen_kernel(size: int, index: torch.dtype, device: int) -> Kernel:
+    return runtime().load(_varlen_variant(size, index), device)
+
+
+@cached
+def _multiprocessors(device: int) -> int:
+    return int(runtime().driver.multiprocessors(device))
+
+
+# --- geometry
+
+
+def _along_channels(x: torch.Tensor) -> bool:
+    """Return whether neighbours in memory are channels rather than columns."""
+    _, of_dim, of_time = x.stride()
+    return of_dim < of_time or (of_dim == of_time and x.shape[2] == 1)
+
+
+def _channels(*tensors: torch.Tensor) -> int:
+    """Return how many channels a thread of the channel-last kernel takes (1 or 4), 0 for the kernel of rows."""
+    if not _along_channels(tensors[0]):
+        return 0
+    if tensors[0].shape[1] % 4:
+        return 1
+    for tensor in tensors:
+        of_batch, of_dim, of_time = tensor.stride()
+        if of_dim != 1 or of_batch % 4 or of_time % 4 or tensor.data_ptr() % (4 * tensor.element_size()):
+            return 1
+    return 4
+
+
+def _rows_grid(x: torch.Tensor, device: int, most_tiles: int) -> tuple[int, int, int, tuple[int, int, int]]:
+    """Return log2 of the threads along time, the tiles of a channel, those along time, and the grid."""
+    batch, dim, seqlen = x.shape
+    vector = 16 // x.element_size()
+    of_batch, of_dim, of_time = x.stride()
+    aligned = of_time != 1 or not (of_batch % vector or of_dim % vector or x.data_ptr() % 16)
+    pieces = -(-seqlen // vector) if aligned else -(-(seqlen + vector - 1) // vector)
+    bits = min((pieces - 1).bit_length(), 8)
+    along_time = -(-pieces // (1 << bits))
+    tiles = -(-batch // (THREADS >> bits)) * along_time
+    wanted = -(-BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(device) // dim)
+    splits = min(tiles, max(wanted, -(-tiles // most_tiles)), 65535)
+    splits = -(-tiles // -(-tiles // splits))  # no block with a tile less than it could have
+    return bits, tiles, along_time, (dim, splits, 1)
+
+
+def _channel_last_grid(
+    batch: int, dim: int, seqlen: int, channels: int, device: int, least: int, most: int
+) -> tuple[int, int, tuple[int, int, int]]:
+    """Return the columns of a thread's run, the tiles along time, and the grid."""
+    across = -(-dim // (LANES * channels))
+    threads = BLOCKS_PER_MULTIPROCESSOR // 4 * _multiprocessors(device) * RUNS
+    run = batch * seqlen * across // threads // UNROLL * UNROLL
+    run = min(max(run, least), most, -(-seqlen // UNROLL) * UNROLL)
+    tiles = -(-seqlen // (RUNS * run))
+    return run, tiles, (batch * tiles, across, 1)
+
+
+# --- small things
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _strides(tensor: torch.Tensor | None, dims: int) -> tuple[int, ...]:
+    return (0,) * dims if tensor is None else tensor.stride()
+
+
+def _dtype(tensor: torch.Tensor | None, otherwise: torch.Tensor | None = None) -> Any:
+    if tensor is not None:
+        return tensor.dtype
+    return None if otherwise is None else otherwise.dtype
+
+
+def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+
+
+def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return bias if bias is None or bias.dtype in NAMES else bias.float()

@@ -1,0 +1,50 @@
+// What the kernels of the causal convolution share: which value a column has, and how a run of columns is read.
+//
+// Definitions: X (dtype of x, out, states), WIDTH (2 to 4). Column t of a row is x[t] for 0 <= t < seqlen, the initial states
+// for -(WIDTH - 1) <= t < 0 (zero without them). With packed sequences (HAS_SEQ) column u reaches output t only if both belong
+// to the same sequence, columns before the first belonging to that of column 0; outputs of negative sequences are 0.
+#pragma once
+#include "prelude.cuh"
+
+#define BEFORE (WIDTH - 1)
+
+// `to[j] = row[t0 + j]` for N columns, `outside` where there is none. One access of N elements where row and N allow it.
+template <class Element, int N>
+__device__ __forceinline__ void read_columns(
+    Element (&to)[N], const Element* row, i64 stride, int t0, int seqlen, Element outside
+) {
+    const Element* first = row + (i64)t0 * stride;
+    if (N > 1 && stride == 1 && t0 >= 0 && t0 + N <= seqlen && (unsigned long long)first % (sizeof(Element) * N) == 0) {
+        const Pack<Element, N> pack = load_pack<Element, N>(first);
+#pragma unroll
+        for (int j = 0; j < N; ++j) to[j] = pack.at[j];
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const bool inside = t0 + j >= 0 && t0 + j < seqlen;
+            to[j] = inside ? first[j * stride] : outside;
+        }
+    }
+}
+
+// The reverse; columns outside are not written.
+template <class Element, int N>
+__device__ __forceinline__ void write_columns(const Element (&from)[N], Element* row, i64 stride, int t0, int seqlen) {
+    Element* first = row + (i64)t0 * stride;
+    if (N > 1 && stride == 1 && t0 >= 0 && t0 + N <= seqlen && (unsigned long long)first % (sizeof(Element) * N) == 0) {
+        Pack<Element, N> pack;
+#pragma unroll
+        for (int j = 0; j < N; ++j) pack.at[j] = from[j];
+        store_pack<Element, N>(first, pack);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+            if (t0 + j >= 0 && t0 + j < seqlen) first[j * stride] = from[j];
+    }
+}
+
+// How many elements a row's start lies past a boundary of VEC elements: shifting the pieces back by it aligns all of them.
+template <int VEC, class Element>
+__device__ __forceinline__ int misalignment(const Element* row, i64 stride) {
+    return stride == 1 ? (int)((unsigned long long)row / sizeof(Element) % VEC) : 0;
+}

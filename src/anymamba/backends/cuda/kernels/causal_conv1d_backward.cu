@@ -1,0 +1,268 @@
+// Causal depthwise convolution, backward, for rows that are contiguous in time (any strides are correct, these are fast).
+//
+// Formula   With y the value before the activation, recomputed here, and dy = dout * act'(y) (0 in padding):
+//             dx[t]        = sum_k weight[k] * dy[t + (WIDTH - 1) - k]      (only within one packed sequence)
+//             dweight[k]   = sum_{b, t} dy[t] * x[t - (WIDTH - 1) + k]
+//             dbias        = sum_{b, t} dy[t]
+//           dfinal_states adds to dx of the last columns; dx of columns before the first is dinitial_states.
+// Threads   As the forward: a block has one channel and walks its tiles; a thread has VEC columns of 16 bytes, reads WIDTH - 1
+//           columns on both sides of x and after dout (L1 hits) and computes dy of WIDTH - 1 columns of its neighbour again,
+//           which needs no exchange between threads. dweight and dbias stay in registers until the block ends.
+// Order     Sums are made in an order that depends on shapes only: lanes by shuffles, warps by index, blocks (gridDim.y > 1)
+//           by `causal_conv1d_sum_parts`. So results are bit-equal in every run; there are no atomics.
+// Bytes     x, dout, dx once: 3 * B * D * L * sizeof(X); floor = that / copy bandwidth (H200, B4 D2048 L8192 bf16: 0.094 ms).
+#include "causal_conv1d.cuh"
+
+#define THREADS 256
+#define VEC (16 / (int)sizeof(X))
+#define HALO (WIDTH == 2 ? 2 : 4)
+
+struct CausalConv1dBackwardParameters {
+    const X* x;
+    const W* weight;
+    const BIAS* bias;  // or 0
+    const X* dout;
+    const SEQ* seq_idx;
+    const X* initial_states;  // or 0
+    const X* dfinal_states;  // or 0
+    X* dx;
+    W* dweight;  // used if gridDim.y == 1
+    BIAS* dbias;  // or 0; the same
+    float* parts;  // (gridDim.y, dim, WIDTH + 1) else: the blocks' sums of dweight and dbias
+    X* dinitial_states;  // or 0
+    i64 x_stride[3], dout_stride[3], dx_stride[3];
+    i64 weight_stride[2], bias_stride, seq_stride[2], initial_stride[3], dfinal_stride[3];
+    i64 dweight_stride[2], dbias_stride, dinitial_stride[3];
+    int batch, dim, seqlen;
+    int piece_bits;  // log2 of the threads along time
+    int tiles;  // per channel: row groups * tiles along time
+    int tiles_along_time;
+};
+
+struct Piece {
+    X before[HALO], own[VEC], after[HALO];
+    X dout[VEC], dout_after[HALO];
+};
+
+struct Row {
+    const X* x;
+    const X* initial;  // or 0
+    const X* dout;
+    const SEQ* seq;
+};
+
+__device__ __forceinline__ Row locate(const CausalConv1dBackwardParameters& p, int b, int d) {
+    Row row;
+    row.x = p.x + b * p.x_stride[0] + d * p.x_stride[1];
+    row.initial = p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
+    row.dout = p.dout + b * p.dout_stride[0] + d * p.dout_stride[1];
+    row.seq = p.seq_idx + b * p.seq_stride[0];
+    return row;
+}
+
+__device__ __forceinline__ X column_at(const CausalConv1dBackwardParameters& p, const Row& row, int t) {
+    if (t >= 0) return t < p.seqlen ? row.x[t * p.x_stride[2]] : X{};
+    return row.initial && t >= -BEFORE ? row.initial[(t + BEFORE) * p.initial_stride[2]] : X{};
+}
+
+#if HAS_SEQ
+__device__ __forceinline__ SEQ owner_at(const CausalConv1dBackwardParameters& p, const Row& row, int t) {
+    return t < p.seqlen ? row.seq[(t < 0 ? 0 : t) * p.seq_stride[1]] : SEQ(-1);
+}
+#endif
+
+__device__ __forceinline__ void read_piece(Piece& piece, const CausalConv1dBackwardParameters& p, const Row& row, int t0) {
+    read_columns<X, VEC>(piece.own, row.x, p.x_stride[2], t0, p.seqlen, X{});
+    read_columns<X, HALO>(piece.after, row.x, p.x_stride[2], t0 + VEC, p.seqlen, X{});
+    read_columns<X, VEC>(piece.dout, row.dout, p.dout_stride[2], t0, p.seqlen, X{});
+    read_columns<X, HALO>(piece.dout_after, row.dout, p.dout_stride[2], t0 + VEC, p.seqlen, X{});
+    read_columns<X, HALO>(piece.before, row.x, p.x_stride[2], t0 - HALO, p.seqlen, X{});
+    if (row.initial && t0 < BEFORE) {
+#pragma unroll
+        for (int j = 0; j < HALO; ++j)
+            if (t0 - HALO + j < 0) piece.before[j] = column_at(p, row, t0 - HALO + j);
+#pragma unroll
+        for (int j = 0; j < VEC; ++j)  // a shifted first piece begins before column 0
+            if (t0 + j < 0) piece.own[j] = column_at(p, row, t0 + j);
+    }
+}
+
+// dy of one column, from memory: for the few columns of dinitial_states.
+__device__ __forceinline__ float dy_at(
+    const CausalConv1dBackwardParameters& p, const Row& row, const float* w, float bias, int t
+) {
+    float y = bias;
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) {
+        float column = to_float(column_at(p, row, t - BEFORE + k));
+#if HAS_SEQ
+        if (owner_at(p, row, t - BEFORE + k) != owner_at(p, row, t)) column = 0.0f;
+#endif
+        y = __fmaf_rn(w[k], column, y);
+    }
+    float dy = to_float(row.dout[t * p.dout_stride[2]]);
+#if SILU
+    dy *= silu_derivative(y);
+#endif
+#if HAS_SEQ
+    if (owner_at(p, row, t) < 0) dy = 0.0f;
+#endif
+    return dy;
+}
+
+__device__ __forceinline__ void write_dinitial(const CausalConv1dBackwardParameters& p, const Row& row, int b, int d) {
+    float w[WIDTH], bias = p.bias ? to_float(p.bias[d * p.bias_stride]) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) w[k] = to_float(p.weight[d * p.weight_stride[0] + k * p.weight_stride[1]]);
+    float sums[BEFORE];
+#pragma unroll
+    for (int j = 0; j < BEFORE; ++j) {
+        sums[j] = 0.0f;
+        // If the row is that short, column -BEFORE + j is number j - seqlen of the final states.
+        if (p.dfinal_states && j - p.seqlen >= 0) {
+            float add = to_float(
+                p.dfinal_states[b * p.dfinal_stride[0] + d * p.dfinal_stride[1] + (j - p.seqlen) * p.dfinal_stride[2]]
+            );
+#if HAS_SEQ
+            if (owner_at(p, row, -1) != owner_at(p, row, p.seqlen - 1)) add = 0.0f;
+#endif
+            sums[j] += add;
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < BEFORE; ++t) {
+        if (t < p.seqlen) {
+            float dy = dy_at(p, row, w, bias, t);
+#if HAS_SEQ
+            if (owner_at(p, row, t) != owner_at(p, row, -1)) dy = 0.0f;
+#endif
+#pragma unroll
+            for (int j = 0; j < BEFORE; ++j)  // tap k of output t is column t - BEFORE + k: j = t + k
+                if (j - t >= 0) sums[j] = __fmaf_rn(w[j - t], dy, sums[j]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < BEFORE; ++j)
+        p.dinitial_states[b * p.dinitial_stride[0] + d * p.dinitial_stride[1] + j * p.dinitial_stride[2]] =
+            from_float<X>(sums[j]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_backward(const CausalConv1dBackwardParameters p) {
+    const int d = blockIdx.x;
+    const int piece_index = threadIdx.x & ((1 << p.piece_bits) - 1);
+    const int row_in_group = threadIdx.x >> p.piece_bits;
+    const int rows = THREADS >> p.piece_bits;
+
+    float w[WIDTH], sums[WIDTH + 1];  // of dweight, and dbias
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) {
+        w[k] = to_float(p.weight[d * p.weight_stride[0] + k * p.weight_stride[1]]);
+        sums[k] = 0.0f;
+    }
+    sums[WIDTH] = 0.0f;
+    const float bias = p.bias ? to_float(p.bias[d * p.bias_stride]) : 0.0f;
+
+    for (int tile = blockIdx.y; tile < p.tiles; tile += gridDim.y) {
+        const int b = tile / p.tiles_along_time * rows + row_in_group;
+        if (b >= p.batch) continue;
+        const Row row = locate(p, b, d);
+        const int t0 = ((tile % p.tiles_along_time << p.piece_bits) + piece_index) * VEC -
+                       misalignment<VEC>(row.x, p.x_stride[2]);
+        if (t0 >= p.seqlen) continue;
+        Piece piece;
+        read_piece(piece, p, row, t0);
+
+        float column[BEFORE + VEC + BEFORE];  // from t0 - BEFORE on
+#pragma unroll
+        for (int j = 0; j < BEFORE; ++j) {
+            column[j] = to_float(piece.before[HALO - BEFORE + j]);
+            column[BEFORE + VEC + j] = to_float(piece.after[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) column[BEFORE + j] = to_float(piece.own[j]);
+#if HAS_SEQ
+        SEQ owner[BEFORE + VEC + BEFORE];
+        {
+            SEQ own[VEC];
+            read_columns<SEQ, VEC>(own, row.seq, p.seq_stride[1], t0, p.seqlen, SEQ(-1));
+#pragma unroll
+            for (int j = 0; j < BEFORE; ++j) {
+                owner[j] = owner_at(p, row, t0 - BEFORE + j);
+                owner[BEFORE + VEC + j] = owner_at(p, row, t0 + VEC + j);
+            }
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) owner[BEFORE + j] = t0 + j < 0 ? owner_at(p, row, 0) : own[j];
+        }
+#endif
+        float dy[VEC + BEFORE];  // from t0 on; 0 outside the row, where dout is
+#pragma unroll
+        for (int j = 0; j < VEC + BEFORE; ++j) {
+            dy[j] = to_float(j < VEC ? piece.dout[j < VEC ? j : 0] : piece.dout_after[j < VEC ? 0 : j - VEC]);
+#if SILU
+            float y = bias;
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) {
+#if HAS_SEQ
+                y += owner[j + k] == owner[j + BEFORE] ? w[k] * column[j + k] : 0.0f;
+#else
+                y = __fmaf_rn(w[k], column[j + k], y);
+#endif
+            }
+            dy[j] *= silu_derivative(y);
+#endif
+#if HAS_SEQ
+            if (owner[j + BEFORE] < 0) dy[j] = 0.0f;
+#endif
+        }
+        X dx[VEC];
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+            sums[WIDTH] += dy[j];
+            float sum = 0.0f;
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k) {
+#if HAS_SEQ
+                if (owner[j + k] == owner[j + BEFORE]) sums[k] = __fmaf_rn(dy[j], column[j + k], sums[k]);
+                if (owner[j + BEFORE] == owner[j + BEFORE + BEFORE - k]) sum = __fmaf_rn(w[k], dy[j + BEFORE - k], sum);
+#else
+                sums[k] = __fmaf_rn(dy[j], column[j + k], sums[k]);
+                sum = __fmaf_rn(w[k], dy[j + BEFORE - k], sum);
+#endif
+            }
+            dx[j] = from_float<X>(sum);
+            if (p.dfinal_states && t0 + VEC > p.seqlen - BEFORE) {
+                const int last = t0 + j - (p.seqlen - BEFORE);
+                if (last >= 0 && last < BEFORE && t0 + j >= 0) {
+                    float add = to_float(
+                        p.dfinal_states[b * p.dfinal_stride[0] + d * p.dfinal_stride[1] + last * p.dfinal_stride[2]]
+                    );
+#if HAS_SEQ
+                    if (owner[j + BEFORE] != owner_at(p, row, p.seqlen - 1)) add = 0.0f;
+#endif
+                    dx[j] = from_float<X>(sum + add);
+                }
+            }
+        }
+        write_columns<X, VEC>(dx, p.dx + b * p.dx_stride[0] + d * p.dx_stride[1], p.dx_stride[2], t0, p.seqlen);
+        if (p.dinitial_states && t0 <= 0 && t0 + VEC > 0) write_dinitial(p, row, b, d);
+    }
+
+    __shared__ float of_warp[THREADS / 32][WIDTH + 1];
+#pragma unroll
+    for (int k = 0; k <= WIDTH; ++k) {
+        sums[k] = sum_over_lanes<32>(sums[k]);
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32][k] = sums[k];
+    }
+    __syncthreads();
+    const int k = threadIdx.x;
+    if (k > WIDTH) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; ++warp) sum += of_warp[warp][k];
+    if (gridDim.y > 1)
+        p.parts[((i64)blockIdx.y * p.dim + d) * (WIDTH + 1) + k] = sum;
+    else if (k < WIDTH)
+        p.dweight[d * p.dweight_stride[0] + k * p.dweight_stride[1]] = from_float<W>(sum);
+    else if (p.dbias)
+        p.dbias[d * p.dbias_stride] = from_float<BIAS>(sum);
+}

@@ -1,0 +1,198 @@
+// Causal depthwise convolution, backward, for tensors whose channels are contiguous ("channel last": (B, L, D) in memory).
+//
+// Formula   As causal_conv1d_backward.cu.
+// Threads   A thread has CHANNELS neighbouring channels and walks a run of columns s: it reads x[s] and dout[s], has the columns
+//           before in registers, so gets dy[s]; with dy[s - 3 .. s] in registers it writes dx[s - 3]. A run begins WIDTH - 1
+//           columns early for x and ends WIDTH - 1 late for dy. 32 threads along channels, 8 along time; these 8 add their
+//           dweight and dbias through shared memory in order. CHANNELS = 1 takes any strides.
+// Order     The blocks' sums are added by `causal_conv1d_sum_parts` in a fixed order: bit-equal in every run.
+// Bytes     x, dout, dx once, WIDTH - 1 columns of x twice and of dout once more per run (9 / run of one tensor, L2 hits).
+#include "causal_conv1d.cuh"
+
+#define LANES 32
+#define RUNS 8
+#define UNROLL 4
+
+struct CausalConv1dBackwardChannelLastParameters {
+    const X* x;
+    const W* weight;
+    const BIAS* bias;  // or 0
+    const X* dout;
+    const SEQ* seq_idx;
+    const X* initial_states;  // or 0
+    const X* dfinal_states;  // or 0
+    X* dx;
+    float* parts;  // (gridDim.x, dim, WIDTH + 1): the blocks' sums of dweight and dbias
+    X* dinitial_states;  // or 0
+    i64 x_stride[3], dout_stride[3], dx_stride[3];
+    i64 weight_stride[2], bias_stride, seq_stride[2], initial_stride[3], dfinal_stride[3], dinitial_stride[3];
+    int batch, dim, seqlen;
+    int run;  // columns of a thread: a multiple of UNROLL
+    int tiles_along_time;  // of RUNS * run columns
+};
+
+typedef Pack<X, CHANNELS> Column;
+
+extern "C" __global__ void __launch_bounds__(LANES* RUNS)
+    causal_conv1d_backward_channel_last(const CausalConv1dBackwardChannelLastParameters p) {
+    const int lane = threadIdx.x % LANES, run_in_block = threadIdx.x / LANES;
+    const int d = (blockIdx.y * LANES + lane) * CHANNELS;
+    const int b = blockIdx.x / p.tiles_along_time;
+    const int begin = (blockIdx.x % p.tiles_along_time * RUNS + run_in_block) * p.run;
+    const int end = min(begin + p.run, p.seqlen);
+
+    float sums[WIDTH + 1][CHANNELS];
+#pragma unroll
+    for (int k = 0; k <= WIDTH; ++k)
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) sums[k][c] = 0.0f;
+
+    if (d < p.dim && begin < end) {
+        const X* x = p.x + b * p.x_stride[0] + d * p.x_stride[1];
+        const X* dout = p.dout + b * p.dout_stride[0] + d * p.dout_stride[1];
+        X* dx = p.dx + b * p.dx_stride[0] + d * p.dx_stride[1];
+        const X* initial =
+            p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
+#if HAS_SEQ
+        const SEQ* seq = p.seq_idx + b * p.seq_stride[0];
+        SEQ owner[BEFORE + UNROLL];
+        const SEQ last_owner = seq[(p.seqlen - 1) * p.seq_stride[1]];
+#endif
+        float w[WIDTH][CHANNELS], bias[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) {
+            bias[c] = p.bias ? to_float(p.bias[(d + c) * p.bias_stride]) : 0.0f;
+#pragma unroll
+            for (int k = 0; k < WIDTH; ++k)
+                w[k][c] = to_float(p.weight[(d + c) * p.weight_stride[0] + k * p.weight_stride[1]]);
+        }
+        // Windows: column[j] and dy[j] are those of s - BEFORE + j.
+        float column[BEFORE + UNROLL][CHANNELS], dy[BEFORE + UNROLL][CHANNELS];
+#pragma unroll
+        for (int j = 0; j < BEFORE; ++j) {
+            const int t = begin - BEFORE + j;
+            if (t >= 0) {
+                const Column pack = load_pack<X, CHANNELS>(x + t * p.x_stride[2]);
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) column[j][c] = to_float(pack.at[c]);
+            } else {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c)
+                    column[j][c] =
+                        initial ? to_float(initial[c * p.initial_stride[1] + (t + BEFORE) * p.initial_stride[2]]) : 0.0f;
+            }
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) dy[j][c] = 0.0f;
+#if HAS_SEQ
+            owner[j] = seq[(t < 0 ? 0 : t) * p.seq_stride[1]];
+#endif
+        }
+        // The first run also makes dinitial_states: dx of the columns before the first.
+        const int first_written = begin == 0 && p.dinitial_states ? -BEFORE : begin;
+        for (int s0 = begin; s0 < end + BEFORE; s0 += UNROLL) {
+            Column of_x[UNROLL], of_dout[UNROLL];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                if (s0 + u < p.seqlen && s0 + u < end + BEFORE) {
+                    of_x[u] = load_pack<X, CHANNELS>(x + (s0 + u) * p.x_stride[2]);
+                    of_dout[u] = load_pack<X, CHANNELS>(dout + (s0 + u) * p.dout_stride[2]);
+                } else {
+                    of_x[u] = of_dout[u] = Column{};
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int s = s0 + u, t = s - BEFORE;
+#if HAS_SEQ
+                owner[BEFORE + u] = s < p.seqlen ? seq[s * p.seq_stride[1]] : SEQ(-1);
+#endif
+                Column result;
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    column[BEFORE + u][c] = to_float(of_x[u].at[c]);
+                    float gradient = to_float(of_dout[u].at[c]);
+#if SILU
+                    float y = bias[c];
+#pragma unroll
+                    for (int k = 0; k < WIDTH; ++k) {
+#if HAS_SEQ
+                        y += owner[u + k] == owner[u + BEFORE] ? w[k][c] * column[u + k][c] : 0.0f;
+#else
+                        y = __fmaf_rn(w[k][c], column[u + k][c], y);
+#endif
+                    }
+                    gradient *= silu_derivative(y);
+#endif
+#if HAS_SEQ
+                    if (owner[u + BEFORE] < 0) gradient = 0.0f;
+#endif
+                    dy[BEFORE + u][c] = gradient;
+                    if (s < end) {
+                        sums[WIDTH][c] += gradient;
+#pragma unroll
+                        for (int k = 0; k < WIDTH; ++k) {
+#if HAS_SEQ
+                            if (owner[u + k] != owner[u + BEFORE]) continue;
+#endif
+                            sums[k][c] = __fmaf_rn(gradient, column[u + k][c], sums[k][c]);
+                        }
+                    }
+                    float sum = 0.0f;  // dx[t]: tap k reached output t + BEFORE - k, which is number u + BEFORE - k here
+#pragma unroll
+                    for (int k = 0; k < WIDTH; ++k) {
+#if HAS_SEQ
+                        if (owner[u] != owner[u + BEFORE - k]) continue;
+#endif
+                        sum = __fmaf_rn(w[k][c], dy[u + BEFORE - k][c], sum);
+                    }
+                    if (p.dfinal_states && t >= p.seqlen - BEFORE && t < p.seqlen) {
+                        float add = to_float(
+                            p.dfinal_states[b * p.dfinal_stride[0] + (d + c) * p.dfinal_stride[1] +
+                                            (t - p.seqlen + BEFORE) * p.dfinal_stride[2]]
+                        );
+#if HAS_SEQ
+                        if (owner[u] != last_owner) add = 0.0f;
+#endif
+                        sum += add;
+                    }
+                    result.at[c] = from_float<X>(sum);
+                }
+                if (t >= begin && t < end) {
+                    store_pack<X, CHANNELS>(dx + t * p.dx_stride[2], result);
+                } else if (t >= first_written && t < 0) {
+#pragma unroll
+                    for (int c = 0; c < CHANNELS; ++c)
+                        p.dinitial_states[b * p.dinitial_stride[0] + (d + c) * p.dinitial_stride[1] +
+                                          (t + BEFORE) * p.dinitial_stride[2]] = result.at[c];
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < BEFORE; ++j) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    column[j][c] = column[UNROLL + j][c];
+                    dy[j][c] = dy[UNROLL + j][c];
+                }
+#if HAS_SEQ
+                owner[j] = owner[UNROLL + j];
+#endif
+            }
+        }
+    }
+
+    __shared__ float of_run[RUNS][LANES * CHANNELS];
+#pragma unroll
+    for (int k = 0; k <= WIDTH; ++k) {
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) of_run[run_in_block][lane * CHANNELS + c] = sums[k][c];
+        __syncthreads();
+        for (int i = threadIdx.x; i < LANES * CHANNELS; i += LANES * RUNS) {
+            const int channel = blockIdx.y * LANES * CHANNELS + i;
+            float sum = 0.0f;
+#pragma unroll
+            for (int run = 0; run < RUNS; ++run) sum += of_run[run][i];
+            if (channel < p.dim) p.parts[((i64)blockIdx.x * p.dim + channel) * (WIDTH + 1) + k] = sum;
+        }
+        __syncthreads();
+    }
+}
