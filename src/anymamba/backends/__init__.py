@@ -24,7 +24,19 @@ import torch
 
 from anymamba.errors import BackendRefusedError, UnknownBackendError
 
-__all__ = ["Choice", "Operator", "choices", "choose", "names", "requested", "use_backend"]
+__all__ = [
+    "Choice",
+    "Operator",
+    "choices",
+    "choose",
+    "describe",
+    "names",
+    "recording",
+    "requested",
+    "summary",
+    "unavailable",
+    "use_backend",
+]
 
 ENVIRONMENT_VARIABLE = "ANYMAMBA_BACKEND"
 
@@ -111,13 +123,56 @@ def choices(operator: Operator, call: Call) -> list[Choice]:
     return [Choice(name, _refusal(name, operator, call)) for name in names()]
 
 
+def summary(name: str) -> str:
+    """Return the backend's own line about itself."""
+    return str(_package(name).SUMMARY)
+
+
+def unavailable(name: str) -> str | None:
+    """Return why nothing of this backend works on this machine, or None."""
+    reason = _package(name).unavailable()
+    return None if reason is None else str(reason)
+
+
+def describe(call: Call) -> str:
+    """Return the call as words: "device cpu, dtype torch.float32, width 4"."""
+    fields: dict[str, Any] = (
+        call._asdict() if hasattr(call, "_asdict") else {"device": call.device, "dtype": call.dtype}
+    )
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[tuple[Operator, Any]]]:
+    """Note every (operator, call) for which `choose` decides in this context; for diagnosis, not for two threads at once."""
+    global _chosen  # noqa: PLW0603
+    calls: list[tuple[Operator, Any]] = []
+    kept, _chosen = _chosen, _Recorder(calls)
+    try:
+        yield calls
+    finally:
+        _chosen = kept
+
+
+class _Recorder(dict[Any, ModuleType]):
+    """A cache of choices that tells what was chosen: `choose` itself stays as short as it is."""
+
+    def __init__(self, calls: list[tuple[Operator, Any]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __setitem__(self, key: Any, module: ModuleType) -> None:
+        self._calls.append((key[0], key[1]))
+        super().__setitem__(key, module)
+
+
 def _choose(operator: Operator, call: Call, wanted: str | None) -> ModuleType:
     if wanted is not None:
         _must_exist(wanted)
         reason = _refusal(wanted, operator, call)
         if reason is not None:
             raise BackendRefusedError(
-                f"Backend {wanted!r} cannot run {operator.name} for {_describe(call)}.",
+                f"Backend {wanted!r} cannot run {operator.name} for {describe(call)}.",
                 why=reason,
                 next_step=f"unset {ENVIRONMENT_VARIABLE} (or leave the context) to let anymamba choose; "
                 "`anymamba backends` shows every choice",
@@ -128,17 +183,16 @@ def _choose(operator: Operator, call: Call, wanted: str | None) -> ModuleType:
         if answer.refusal is None:
             return _module(answer.backend, operator.family)
     raise BackendRefusedError(
-        f"No backend can run {operator.name} for {_describe(call)}.",
+        f"No backend can run {operator.name} for {describe(call)}.",
         why="; ".join(f"{answer.backend}: {answer.refusal}" for answer in answers),
         next_step="`anymamba backends` shows every choice",
     )
 
 
 def _refusal(name: str, operator: Operator, call: Call) -> str | None:
-    package = _package(name)
-    reason = package.unavailable()
+    reason = unavailable(name)
     if reason is not None:
-        return str(reason)
+        return reason
     try:
         module = _module(name, operator.family)
     except ModuleNotFoundError as error:
@@ -167,10 +221,3 @@ def _package(name: str) -> Any:
 
 def _module(name: str, family: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}.{family}")
-
-
-def _describe(call: Call) -> str:
-    fields: dict[str, Any] = (
-        call._asdict() if hasattr(call, "_asdict") else {"device": call.device, "dtype": call.dtype}
-    )
-    return ", ".join(f"{name} {value}" for name, value in fields.items())
