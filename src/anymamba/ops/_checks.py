@@ -24,7 +24,7 @@ def check_dim(name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:
 
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], meaning: str) -> None:
     """Raise ShapeError unless `tensor` has exactly this shape."""
-    if tensor.dim() != len(shape) or any(seen != wanted for seen, wanted in zip(tensor.shape, shape)):
+    if tensor.shape != tuple(shape):
         raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, but must be {meaning} = {tuple(shape)}.")
 
 

@@ -7,13 +7,13 @@ one whose fast access fits better gets the odd ones. The kernels' files say how 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import torch
 
 from anymamba.backends import Operator
 from anymamba.backends.cuda import device_refusal
-from anymamba.backends.cuda.runtime import Kernel, Variant, cached, runtime
+from anymamba.backends.cuda.runtime import Kernel, Plan, Variant, cached, runtime
 
 __all__ = [
     "causal_conv1d_backward",
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
 THREADS = 256
 LANES, RUNS, UNROLL = 32, 8, 4  # of the channel-last kernels
@@ -56,30 +57,26 @@ def causal_conv1d_forward(
     return_final_states: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
-    batch, dim, seqlen = x.shape
-    width = weight.shape[1]
     out = torch.empty_like(x)
-    final = x.new_empty(batch, dim, width - 1) if return_final_states else None
+    final = x.new_empty(*x.shape[:2], weight.shape[1] - 1) if return_final_states else None
     if x.numel() == 0:
         return out, None if final is None else final.zero_() if initial_states is None else final.copy_(initial_states)
     initial_states = _as(initial_states, x.dtype)
     bias = _bias(bias)
-    device = x.get_device()
-    channels = _channels(x, out)
-    kernel = _kernel(
-        "forward", channels, x.dtype, weight.dtype, _dtype(bias, weight), _dtype(seq_idx), width, silu, device
+    plan = _forward_plan(
+        _key(x),
+        _key(weight),
+        _key(bias),
+        _key(seq_idx),
+        _key(initial_states),
+        _key(out),
+        silu,
+        x.get_device(),
     )
-    parameters = (
+    plan(
         x.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(seq_idx), _pointer(initial_states), out.data_ptr(),
-        _pointer(final), *x.stride(), *out.stride(), *weight.stride(), *_strides(bias, 1), *_strides(seq_idx, 2),
-        *_strides(initial_states, 3), batch, dim, seqlen,
+        _pointer(final),
     )  # fmt: skip
-    if channels:
-        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 8, 64)
-        kernel.launch(grid, (LANES * RUNS, 1, 1), 0, kernel.pack(*parameters, run, tiles))
-    else:
-        bits, tiles, along_time, grid = _rows_grid(x, device, 4)
-        kernel.launch(grid, (THREADS, 1, 1), 0, kernel.pack(*parameters, bits, tiles, along_time))
     return out, final
 
 
@@ -96,8 +93,7 @@ def causal_conv1d_backward(
     dx_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
-    batch, dim, seqlen = x.shape
-    width = weight.shape[1]
+    dim, width = weight.shape
     dx = torch.empty_like(x) if dx_out is None else dx_out
     dweight = torch.empty_like(weight)
     dbias = None if bias is None else torch.empty_like(bias)
@@ -115,57 +111,21 @@ def causal_conv1d_backward(
     )
     bias32 = _bias(bias)
     dbias32 = dbias if bias is bias32 or dbias is None else torch.empty_like(dbias, dtype=torch.float32)
-    device = x.get_device()
-    along_channels = _along_channels(x)
+    along_channels = _along_channels(x.shape, x.stride())
     # A gradient in the other layout would be read in single elements far apart; a copy costs less.
     if dout.dtype != x.dtype or dout.stride(1 if along_channels else 2) != 1:
         dout = torch.empty_like(x).copy_(dout)
-    channels = _channels(x, dout, dx)
-    bias_dtype, seq_dtype = _dtype(bias32, weight), _dtype(seq_idx)
-    kernel = _kernel("backward", channels, x.dtype, weight.dtype, bias_dtype, seq_dtype, width, silu, device)
-    inputs = (
+    plan, count, add = _backward_plan(
+        _key(x), _key(weight), _key(bias32), _key(dout), _key(seq_idx), _key(initial), _key(dfinal),
+        _key(dx), _key(dweight), _key(dbias32), _key(dinitial_x), silu, x.get_device(),
+    )  # fmt: skip
+    parts = torch.empty(count, dim, width + 1, dtype=torch.float32, device=x.device) if add else None
+    plan(
         x.data_ptr(), weight.data_ptr(), _pointer(bias32), dout.data_ptr(), _pointer(seq_idx), _pointer(initial),
-        _pointer(dfinal), dx.data_ptr(),
+        _pointer(dfinal), dx.data_ptr(), dweight.data_ptr(), _pointer(dbias32), _pointer(parts), _pointer(dinitial_x),
     )  # fmt: skip
-    strides = (
-        *x.stride(), *dout.stride(), *dx.stride(), *weight.stride(), *_strides(bias32, 1), *_strides(seq_idx, 2),
-        *_strides(initial, 3), *_strides(dfinal, 3),
-    )  # fmt: skip
-    if channels:
-        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 32, 128)
-        count = grid[0]
-        parts = torch.empty(count, dim, width + 1, dtype=torch.float32, device=x.device)
-        packed = kernel.pack(
-            *inputs, parts.data_ptr(), _pointer(dinitial_x), *strides, *_strides(dinitial_x, 3), batch, dim, seqlen,
-            run, tiles,
-        )  # fmt: skip
-        kernel.launch(grid, (LANES * RUNS, 1, 1), 0, packed)
-    else:
-        bits, tiles, along_time, grid = _rows_grid(x, device, 1 << 30)
-        count = grid[1]
-        parts = torch.empty(count if count > 1 else 0, dim, width + 1, dtype=torch.float32, device=x.device)
-        packed = kernel.pack(
-            *inputs, dweight.data_ptr(), _pointer(dbias32), parts.data_ptr(), _pointer(dinitial_x), *strides,
-            *dweight.stride(), *_strides(dbias32, 1), *_strides(dinitial_x, 3), batch, dim, seqlen, bits, tiles,
-            along_time,
-        )  # fmt: skip
-        kernel.launch(grid, (THREADS, 1, 1), 0, packed)
-    if channels or count > 1:
-        add = _sum_kernel(weight.dtype, bias_dtype, width, device)
-        add.launch(
-            (-(-dim * (width + 1) // 128), 1, 1),
-            (128, 1, 1),
-            0,
-            add.pack(
-                parts.data_ptr(),
-                dweight.data_ptr(),
-                _pointer(dbias32),
-                *dweight.stride(),
-                *_strides(dbias32, 1),
-                count,
-                dim,
-            ),
-        )
+    if add is not None:
+        add(_pointer(parts), dweight.data_ptr(), _pointer(dbias32))
     if dbias is not None and dbias is not dbias32:
         assert dbias32 is not None
         dbias.copy_(dbias32)
@@ -185,22 +145,18 @@ def causal_conv1d_update(
     conv_state_indices: torch.Tensor | None,
 ) -> torch.Tensor:
     """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
-    batch, dim, seqlen = x.shape
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
     bias = _bias(bias)
-    kernel = _update_kernel(
-        x.dtype, conv_state.dtype, weight.dtype, _dtype(bias, weight), _dtype(cache_seqlens),
-        _dtype(conv_state_indices), weight.shape[1], silu, x.get_device(),
+    plan = _update_plan(
+        _key(x), _key(conv_state), _key(weight), _key(bias), _key(cache_seqlens), _key(conv_state_indices),
+        _key(out), silu, x.get_device(),
     )  # fmt: skip
-    parameters = kernel.pack(
+    plan(
         x.data_ptr(), conv_state.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(cache_seqlens),
-        _pointer(conv_state_indices), out.data_ptr(), *x.stride(), *conv_state.stride(), *weight.stride(),
-        *_strides(bias, 1), *_strides(cache_seqlens, 1), *_strides(conv_state_indices, 1), *out.stride(),
-        batch, dim, seqlen, conv_state.shape[2],
+        _pointer(conv_state_indices), out.data_ptr(),
     )  # fmt: skip
-    kernel.launch((-(-dim // 128), min(batch, 65535), 1), (128, 1, 1), 0, parameters)
     return out
 
 
@@ -283,27 +239,6 @@ def _varlen_variant(size: int, index: torch.dtype) -> Variant:
 
 
 @cached
-def _kernel(
-    direction: str, channels: int, x: torch.dtype, w: torch.dtype, bias: torch.dtype, seq: torch.dtype | None, width: int,
-    silu: bool, device: int,
-) -> Kernel:  # fmt: skip
-    return runtime().load(_variant(direction, channels, x, w, bias, seq, width, silu), device)
-
-
-@cached
-def _update_kernel(
-    x: torch.dtype, state: torch.dtype, w: torch.dtype, bias: torch.dtype, length: torch.dtype | None,
-    index: torch.dtype | None, width: int, silu: bool, device: int,
-) -> Kernel:  # fmt: skip
-    return runtime().load(_update_variant(x, state, w, bias, length, index, width, silu), device)
-
-
-@cached
-def _sum_kernel(w: torch.dtype, bias: torch.dtype, width: int, device: int) -> Kernel:
-    return runtime().load(_sum_variant(w, bias, width), device)
-
-
-@cached
 def _varlen_kernel(size: int, index: torch.dtype, device: int) -> Kernel:
     return runtime().load(_varlen_variant(size, index), device)
 
@@ -313,34 +248,161 @@ def _multiprocessors(device: int) -> int:
     return int(runtime().driver.multiprocessors(device))
 
 
+# --- plans: what a call with tensors like these launches, settled once
+
+
+class Facts(NamedTuple):
+    """What a plan depends on of a tensor; the rest is a pointer."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    past: int  # the address modulo 16: whether vectors fit
+
+
+# What the plans are looked up by: plain tuples, four times cheaper to make than `Facts`.
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
+
+
+@overload
+def _key(tensor: torch.Tensor) -> Key: ...
+@overload
+def _key(tensor: torch.Tensor | None) -> Key | None: ...
+def _key(tensor: torch.Tensor | None) -> Key | None:
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16)
+
+
+def _facts(key: Key | None) -> Facts | None:
+    return None if key is None else Facts(*key)
+
+
+def _stride(facts: Facts | None, dims: int) -> tuple[int, ...]:
+    return (0,) * dims if facts is None else facts.stride
+
+
+@cached
+def _forward_plan(
+    x_key: Key, weight_key: Key, bias_key: Key | None, seq_idx_key: Key | None, initial_key: Key | None,
+    out_key: Key, silu: bool,
+    device: int,
+) -> Plan:  # fmt: skip
+    x, weight, out = Facts(*x_key), Facts(*weight_key), Facts(*out_key)
+    bias, seq_idx, initial = _facts(bias_key), _facts(seq_idx_key), _facts(initial_key)
+    batch, dim, seqlen = x.shape
+    channels = _channels(x, out)
+    kernel = runtime().load(
+        _variant(
+            "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype,
+            weight.shape[1], silu,
+        ),
+        device,
+    )  # fmt: skip
+    strides = (
+        *x.stride, *out.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2), *_stride(initial, 3),
+    )  # fmt: skip
+    if channels:
+        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 8, 64)
+        return kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
+    bits, tiles, along_time, grid = _rows_grid(x, device, 4)
+    return kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, tiles, along_time)
+
+
+@cached
+def _backward_plan(
+    x_key: Key, weight_key: Key, bias_key: Key | None, dout_key: Key, seq_idx_key: Key | None, initial_key: Key | None,
+    dfinal_key: Key | None, dx_key: Key, dweight_key: Key, dbias_key: Key | None, dinitial_key: Key | None,
+    silu: bool, device: int,
+) -> tuple[Plan, int, Plan | None]:  # fmt: skip
+    """Return the launch, how many blocks leave sums of dweight and dbias, and the launch that adds these (None: one)."""
+    x, weight, dout, dx, dweight = (
+        Facts(*x_key),
+        Facts(*weight_key),
+        Facts(*dout_key),
+        Facts(*dx_key),
+        Facts(*dweight_key),
+    )
+    bias, seq_idx, initial, dfinal, dbias, dinitial = (
+        _facts(bias_key),
+        _facts(seq_idx_key),
+        _facts(initial_key),
+        _facts(dfinal_key),
+        _facts(dbias_key),
+        _facts(dinitial_key),
+    )
+    batch, dim, seqlen = x.shape
+    width = weight.shape[1]
+    channels = _channels(x, dout, dx)
+    bias_dtype = (bias or weight).dtype
+    kernel = runtime().load(
+        _variant("backward", channels, x.dtype, weight.dtype, bias_dtype, seq_idx and seq_idx.dtype, width, silu),
+        device,
+    )
+    strides = (
+        *x.stride, *dout.stride, *dx.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2),
+        *_stride(initial, 3), *_stride(dfinal, 3), *dweight.stride, *_stride(dbias, 1), *_stride(dinitial, 3),
+    )  # fmt: skip
+    if channels:
+        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 32, 128)
+        plan = kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
+        count = grid[0]
+    else:
+        bits, tiles, along_time, grid = _rows_grid(x, device, 1 << 30)
+        plan = kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, tiles, along_time)
+        count = grid[1]
+    if count == 1:
+        return plan, 1, None
+    add = runtime().load(_sum_variant(weight.dtype, bias_dtype, width), device)
+    blocks = -(-dim * (width + 1) // 128)
+    return plan, count, add.plan((blocks, 1, 1), (128, 1, 1), 0, *dweight.stride, *_stride(dbias, 1), count, dim)
+
+
+@cached
+def _update_plan(
+    x_key: Key, state_key: Key, weight_key: Key, bias_key: Key | None, lengths_key: Key | None,
+    indices_key: Key | None, out_key: Key,
+    silu: bool, device: int,
+) -> Plan:  # fmt: skip
+    x, state, weight, out = Facts(*x_key), Facts(*state_key), Facts(*weight_key), Facts(*out_key)
+    bias, lengths, indices = _facts(bias_key), _facts(lengths_key), _facts(indices_key)
+    batch, dim, seqlen = x.shape
+    variant = _update_variant(
+        x.dtype, state.dtype, weight.dtype, (bias or weight).dtype, lengths and lengths.dtype, indices and indices.dtype,
+        weight.shape[1], silu,
+    )  # fmt: skip
+    return runtime().load(variant, device).plan(
+        (-(-dim // 128), min(batch, 65535), 1), (128, 1, 1), 0, *x.stride, *state.stride, *weight.stride,
+        *_stride(bias, 1), *_stride(lengths, 1), *_stride(indices, 1), *out.stride, batch, dim, seqlen,
+        state.shape[2],
+    )  # fmt: skip
+
+
 # --- geometry
 
 
-def _along_channels(x: torch.Tensor) -> bool:
+def _along_channels(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Return whether neighbours in memory are channels rather than columns."""
-    _, of_dim, of_time = x.stride()
-    return of_dim < of_time or (of_dim == of_time and x.shape[2] == 1)
+    return stride[1] < stride[2] or (stride[1] == stride[2] and shape[2] == 1)
 
 
-def _channels(*tensors: torch.Tensor) -> int:
+def _channels(*tensors: Facts) -> int:
     """Return how many channels a thread of the channel-last kernel takes (1 or 4), 0 for the kernel of rows."""
-    if not _along_channels(tensors[0]):
+    if not _along_channels(tensors[0].shape, tensors[0].stride):
         return 0
     if tensors[0].shape[1] % 4:
         return 1
     for tensor in tensors:
-        of_batch, of_dim, of_time = tensor.stride()
-        if of_dim != 1 or of_batch % 4 or of_time % 4 or tensor.data_ptr() % (4 * tensor.element_size()):
+        of_batch, of_dim, of_time = tensor.stride
+        if of_dim != 1 or of_batch % 4 or of_time % 4 or tensor.past % (4 * SIZES[tensor.dtype]):
             return 1
     return 4
 
 
-def _rows_grid(x: torch.Tensor, device: int, most_tiles: int) -> tuple[int, int, int, tuple[int, int, int]]:
+def _rows_grid(x: Facts, device: int, most_tiles: int) -> tuple[int, int, int, tuple[int, int, int]]:
     """Return log2 of the threads along time, the tiles of a channel, those along time, and the grid."""
     batch, dim, seqlen = x.shape
-    vector = 16 // x.element_size()
-    of_batch, of_dim, of_time = x.stride()
-    aligned = of_time != 1 or not (of_batch % vector or of_dim % vector or x.data_ptr() % 16)
+    vector = 16 // SIZES[x.dtype]
+    of_batch, of_dim, of_time = x.stride
+    aligned = of_time != 1 or not (of_batch % vector or of_dim % vector or x.past)
     pieces = -(-seqlen // vector) if aligned else -(-(seqlen + vector - 1) // vector)
     bits = min((pieces - 1).bit_length(), 8)
     along_time = -(-pieces // (1 << bits))
@@ -368,16 +430,6 @@ def _channel_last_grid(
 
 def _pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def _strides(tensor: torch.Tensor | None, dims: int) -> tuple[int, ...]:
-    return (0,) * dims if tensor is None else tensor.stride()
-
-
-def _dtype(tensor: torch.Tensor | None, otherwise: torch.Tensor | None = None) -> Any:
-    if tensor is not None:
-        return tensor.dtype
-    return None if otherwise is None else otherwise.dtype
 
 
 def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

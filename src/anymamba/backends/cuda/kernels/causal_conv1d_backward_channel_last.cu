@@ -22,10 +22,13 @@ struct CausalConv1dBackwardChannelLastParameters {
     const X* initial_states;  // or 0
     const X* dfinal_states;  // or 0
     X* dx;
-    float* parts;  // (gridDim.x, dim, WIDTH + 1): the blocks' sums of dweight and dbias
+    W* dweight;  // used if gridDim.x == 1
+    BIAS* dbias;  // or 0
+    float* parts;  // (gridDim.x, dim, WIDTH + 1) else: the blocks' sums of dweight and dbias
     X* dinitial_states;  // or 0
     i64 x_stride[3], dout_stride[3], dx_stride[3];
-    i64 weight_stride[2], bias_stride, seq_stride[2], initial_stride[3], dfinal_stride[3], dinitial_stride[3];
+    i64 weight_stride[2], bias_stride, seq_stride[2], initial_stride[3], dfinal_stride[3];
+    i64 dweight_stride[2], dbias_stride, dinitial_stride[3];
     int batch, dim, seqlen;
     int run;  // columns of a thread: a multiple of UNROLL
     int tiles_along_time;  // of RUNS * run columns
@@ -191,7 +194,13 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
             float sum = 0.0f;
 #pragma unroll
             for (int run = 0; run < RUNS; ++run) sum += of_run[run][i];
-            if (channel < p.dim) p.parts[((i64)blockIdx.x * p.dim + channel) * (WIDTH + 1) + k] = sum;
+            if (channel >= p.dim) continue;
+            if (gridDim.x > 1)
+                p.parts[((i64)blockIdx.x * p.dim + channel) * (WIDTH + 1) + k] = sum;
+            else if (k < WIDTH)
+                p.dweight[channel * p.dweight_stride[0] + k * p.dweight_stride[1]] = from_float<W>(sum);
+            else if (p.dbias)
+                p.dbias[channel * p.dbias_stride] = from_float<BIAS>(sum);
         }
         __syncthreads();
     }

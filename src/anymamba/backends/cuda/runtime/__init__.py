@@ -7,6 +7,6 @@
 
 from __future__ import annotations
 
-from anymamba.backends.cuda.runtime.kernel import Kernel, Runtime, Variant, cached, load, runtime, use_runtime
+from anymamba.backends.cuda.runtime.kernel import Kernel, Plan, Runtime, Variant, cached, load, runtime, use_runtime
 
-__all__ = ["Kernel", "Runtime", "Variant", "cached", "load", "runtime", "use_runtime"]
+__all__ = ["Kernel", "Plan", "Runtime", "Variant", "cached", "load", "runtime", "use_runtime"]

@@ -3,6 +3,11 @@
     kernel = load("scale.cu", "scale", {"X": "bf16"}, device=x.get_device())
     kernel.launch((blocks, 1, 1), (256, 1, 1), 0, kernel.pack(x.data_ptr(), out.data_ptr(), ...))
 
+or, where the same call comes again and again, keep a plan and give it only the pointers:
+
+    plan = kernel.plan((blocks, 1, 1), (256, 1, 1), 0, ...)  # what follows the pointers in the struct
+    plan(x.data_ptr(), out.data_ptr())
+
 `load` compiles (or reads the disk cache) and keeps the loaded kernel for the process; a second call costs a dictionary
 lookup of a few microseconds, so families keep what it returns in a function decorated with `cached`. `launch` is the hot path.
 """
@@ -23,7 +28,7 @@ from anymamba.backends.cuda.runtime.driver import INVALID_CONTEXT, Arguments, Cu
 from anymamba.backends.cuda.runtime.nvrtc import Compiled, Nvrtc, find_nvrtc
 from anymamba.errors import KernelLaunchError, MachineError
 
-__all__ = ["Kernel", "Runtime", "Variant", "cached", "load", "runtime", "use_runtime"]
+__all__ = ["Kernel", "Plan", "Runtime", "Variant", "cached", "load", "runtime", "use_runtime"]
 
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
 """Everything else is spelled out in the sources: fast exp2 and division are calls there, not a compiler switch."""
@@ -61,7 +66,7 @@ class Kernel:
 
     def __init__(self, driver: Any, function: Any, name: str, layout: sources.Layout, device: int) -> None:
         self.name = name
-        self.device = device
+        self.device = device  # PyTorch's index
         self.pack: Callable[..., bytes] = struct.Struct(layout.format).pack
         self._layout = layout
         self._driver = driver
@@ -73,6 +78,13 @@ class Kernel:
     @property
     def fields(self) -> tuple[str, ...]:
         return self._layout.fields
+
+    def plan(self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, *values: float) -> Plan:
+        """Return a launch with everything settled but the pointers that the parameter struct begins with."""
+        if shared_bytes > self._shared:
+            self._driver.allow_shared(self._function, shared_bytes, self.device)
+            self._shared = shared_bytes
+        return Plan(self, grid, block, shared_bytes, values)
 
     def launch(
         self,
@@ -137,6 +149,50 @@ class Kernel:
             self._driver.allow_shared(self._function, shared_bytes, self.device)
             self._shared = shared_bytes
         return int(self._driver.occupancy(self._function, threads, shared_bytes, self.device))
+
+
+class Plan:
+    """A launch with everything settled but the pointers. Call it with those; it launches on PyTorch's current stream."""
+
+    __slots__ = (
+        "_current_device",
+        "_device",
+        "_launch",
+        "_pack",
+        "_rest",
+        "_stream",
+        "block",
+        "grid",
+        "kernel",
+        "shared_bytes",
+    )
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        values: tuple[float, ...],
+    ) -> None:
+        self.kernel = kernel
+        self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
+        layout, driver = kernel._layout, kernel._driver
+        head = struct.Struct("@" + "P" * layout.pointers)
+        self._pack = head.pack
+        self._rest = kernel.pack(*[0] * layout.pointers, *values)[head.size :]
+        self._device = kernel.device
+        self._current_device, self._stream = driver.current_device, driver.current_stream
+        self._launch = functools.partial(driver.launch, kernel._function, *grid, *block, shared_bytes)
+
+    def __call__(self, *pointers: int) -> None:
+        """Launch. Fewer checks than `Kernel.launch`, the same errors."""
+        parameters = self._pack(*pointers) + self._rest
+        device = self._device
+        if self._current_device() == device and not self._launch(self._stream(device), Arguments(parameters), None):
+            return
+        # Another device is current, or an error: the careful way.
+        self.kernel.launch(self.grid, self.block, self.shared_bytes, parameters)
 
 
 class Runtime:

@@ -48,6 +48,11 @@ class Layout(NamedTuple):
         """Return the size in bytes, trailing padding included."""
         return struct.calcsize(self.format)
 
+    @property
+    def pointers(self) -> int:
+        """Return how many pointers the struct begins with."""
+        return len(self.format) - 1 - len(self.format[1:].lstrip("P"))
+
 
 @functools.cache
 def read(file: str) -> Source:
