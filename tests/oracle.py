@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from anymamba.backends import use_backend
+from anymamba.backends import names, use_backend
 from anymamba.measure.accuracy import (
     GRADIENT_BOUND,
     OUTPUT_BOUND,
@@ -19,6 +20,7 @@ from anymamba.measure.accuracy import (
 )
 
 __all__ = [
+    "CPU_BACKENDS",
     "GRADIENT_BOUND",
     "OUTPUT_BOUND",
     "assert_matches_reference",
@@ -26,6 +28,13 @@ __all__ = [
     "relative_error",
     "upcast",
 ]
+
+CPU_BACKENDS = [
+    name
+    for name in names()
+    if name not in ("cuda", "reference") and importlib.import_module(f"anymamba.backends.{name}").unavailable() is None
+]
+"""What a test compares with the reference on a CPU: torch, and cpu where numba is installed."""
 
 
 def assert_matches_reference(

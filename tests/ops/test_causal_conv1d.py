@@ -12,7 +12,7 @@ from anymamba.backends import use_backend
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from anymamba.ops.causal_conv1d import _backward
-from oracle import assert_matches_reference
+from oracle import CPU_BACKENDS, assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -50,9 +50,10 @@ def convolutions(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@given(convolutions())
-def test_any_call_matches_the_reference_forward_and_backward(arguments: dict[str, object]) -> None:
-    assert_matches_reference(causal_conv1d_fn, arguments)
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@given(arguments=convolutions())
+def test_any_call_matches_the_reference_forward_and_backward(backend: str, arguments: dict[str, object]) -> None:
+    assert_matches_reference(causal_conv1d_fn, arguments, backend=backend)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
@@ -64,7 +65,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, states: torch.Tensor) -> object:
         return causal_conv1d_fn(x, weight, bias, None, states, return_final_states=True, activation="silu")
 
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             assert torch.autograd.gradcheck(run, (x, weight, bias, states))
 
@@ -101,7 +102,7 @@ def test_final_states_out_receives_the_states_and_keeps_their_gradient() -> None
     assert x.grad[..., 2:].eq(1).all()
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", [*CPU_BACKENDS, "reference"])
 def test_backward_writes_into_the_buffer_it_is_given(backend: str) -> None:
     x, weight, dout = torch.randn(2, 3, 8), torch.randn(3, 4), torch.randn(2, 3, 8)
     buffer = torch.full((2, 6, 8), float("nan"))

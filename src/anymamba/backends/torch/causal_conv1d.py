@@ -13,6 +13,8 @@ __all__ = [
     "causal_conv1d_forward",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
+    "final_states",
+    "kept_at_end",
 ]
 
 
@@ -33,7 +35,7 @@ def causal_conv1d_forward(
     if seq_idx is not None:
         y.mul_((seq_idx >= 0).unsqueeze(1))
     out = y if y.dtype == x.dtype and y.stride() == out.stride() else out.copy_(y)
-    return out, _final_states(x, weight.shape[1], seq_idx, initial_states) if return_final_states else None
+    return out, final_states(x, weight.shape[1], seq_idx, initial_states) if return_final_states else None
 
 
 def causal_conv1d_backward(
@@ -79,7 +81,7 @@ def causal_conv1d_backward(
     if dfinal_states is not None:
         dlast = dfinal_states.to(compute)
         if seq_idx is not None and seqlen:
-            dlast = dlast * _kept_at_end(seq_idx, width)
+            dlast = dlast * kept_at_end(seq_idx, width)
         from_x = min(width - 1, seqlen)
         if from_x:
             dx[..., seqlen - from_x :] += dlast[..., width - 1 - from_x :]
@@ -156,7 +158,7 @@ def _same_as_first(seq_idx: torch.Tensor, count: int) -> torch.Tensor:
     return (seq_idx[:, :count] == seq_idx[:, :1]).unsqueeze(1)
 
 
-def _kept_at_end(seq_idx: torch.Tensor, width: int) -> torch.Tensor:
+def kept_at_end(seq_idx: torch.Tensor, width: int) -> torch.Tensor:
     """Return (batch, 1, width - 1): which of the last columns belong to the last sequence."""
     owner = torch.cat([seq_idx[:, :1].expand(-1, width - 1), seq_idx], dim=-1)
     return (owner[:, owner.shape[1] - (width - 1) :] == seq_idx[:, -1:]).unsqueeze(1)
@@ -189,9 +191,10 @@ def _preactivation(
     return y
 
 
-def _final_states(
+def final_states(
     x: torch.Tensor, width: int, seq_idx: torch.Tensor | None, initial_states: torch.Tensor | None
 ) -> torch.Tensor:
+    """Return (batch, dim, width - 1): the last columns, those of another sequence than the last one zeroed."""
     batch, dim, seqlen = x.shape
     states = x.new_zeros(batch, dim, width - 1)
     from_x = min(width - 1, seqlen)
@@ -200,5 +203,5 @@ def _final_states(
     if initial_states is not None and from_x < width - 1:
         states[..., : width - 1 - from_x] = initial_states[..., from_x:]
     if seq_idx is not None and seqlen:
-        states *= _kept_at_end(seq_idx, width)
+        states *= kept_at_end(seq_idx, width)
     return states

@@ -1,0 +1,59 @@
+"""Compilation: numba's disk cache in our own folder, LLVM flags, and the flat view through which kernels see tensors.
+
+Kernels take one-dimensional arrays over a tensor's memory, with its strides as integers: any layout costs no copy, and one
+compiled variant a dtype serves all of them. They release the GIL; `_threads` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba.core import config
+
+from anymamba import __version__
+from anymamba.machine.folders import cache_folder
+
+__all__ = ["flat", "inline", "kernel"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# No "nnan"/"ninf": an infinity or NaN in the inputs must come out as one. Reassociation lets LLVM sum lanes in parallel.
+_FLAGS = {"contract", "reassoc", "nsz", "arcp"}
+
+
+def kernel(function: F) -> F:
+    """Compile for the dtypes of its arguments on first call; keep the machine code in anymamba's cache folder."""
+    before = config.CACHE_DIR
+    # numba looks only at the age of the kernel's own file; the version covers what it calls in other files.
+    config.CACHE_DIR = str(cache_folder() / "numba" / __version__)
+    try:
+        return _njit(function, cache=True)
+    except RuntimeError:  # no writable folder: compiled anew in every process
+        return _njit(function, cache=False)
+    finally:
+        config.CACHE_DIR = before
+
+
+def inline(function: F) -> F:
+    """Compile a scalar function that kernels call in their inner loops; LLVM inlines and vectorises it."""
+    return _njit(function, cache=False)
+
+
+def _njit(function: F, *, cache: bool) -> F:
+    compiled: F = numba.njit(nogil=True, fastmath=_FLAGS, cache=cache, error_model="numpy")(function)
+    return compiled
+
+
+def flat(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return the memory a tensor spans as a one-dimensional array starting at its first element (shared, not copied)."""
+    tensor = tensor.detach()
+    if tensor.numel() == 0:
+        return np.empty(0, dtype=tensor.new_empty(0).numpy().dtype)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    array: npt.NDArray[Any] = tensor.as_strided((span,), (1,), tensor.storage_offset()).numpy()
+    return array

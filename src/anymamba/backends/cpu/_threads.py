@@ -1,0 +1,70 @@
+"""Running a kernel on several threads: as many as PyTorch uses, each a range of independent work items.
+
+Not numba's own `parallel=True`: its layers need OpenMP or TBB or crash on concurrent calls, and do not survive fork. Kernels
+here release the GIL and take a range; this splits the range over plain threads. An item's result never depends on who computes
+it, so neither the number of threads nor the split changes a bit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+__all__ = ["run"]
+
+_pool: ThreadPoolExecutor | None = None
+_pool_owner = 0
+_pool_size = 0
+_lock = threading.Lock()
+
+
+def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1) -> None:
+    """Call ``function(first, last)`` so that every item in range(items) is covered once; return when all are done.
+
+    Parameters
+    ----------
+    function : callable
+        Computes items first <= i < last.
+    items : int
+        How many there are.
+    at_least : int
+        Items worth a thread: fewer run on the calling thread.
+    """
+    threads = min(torch.get_num_threads(), items // max(at_least, 1))
+    if threads <= 1:
+        if items:
+            function(0, items)
+        return
+    bounds = [items * i // threads for i in range(threads + 1)]
+    pool = _workers(threads - 1)
+    others = [pool.submit(function, bounds[i], bounds[i + 1]) for i in range(1, threads)]
+    try:
+        function(bounds[0], bounds[1])
+    finally:
+        for other in others:  # wait for all before any error leaves: they write into our caller's memory
+            other.exception()
+    for other in others:
+        other.result()
+
+
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Return a pool of at least `count` threads that belongs to this process (threads do not survive fork)."""
+    global _pool, _pool_owner, _pool_size  # noqa: PLW0603
+    with _lock:
+        if _pool is None or _pool_owner != os.getpid() or _pool_size < count:
+            _pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix="anymamba")
+            _pool_owner, _pool_size = os.getpid(), count
+        return _pool
+
+
+def _after_fork() -> None:
+    global _lock, _pool
+    _lock, _pool = threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

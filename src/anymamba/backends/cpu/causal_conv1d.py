@@ -1,0 +1,314 @@
+"""Causal convolution on the CPU: a tile of LANES channels slides along time.
+
+A work item is a tile of channels of one batch entry. A block of steps (and the width - 1 before it) is transposed into a
+(step, lane) buffer, every tap is one multiply-add with lanes in parallel, and the block is transposed back. Both layouts cost
+the same; a packed sequence's boundary is one comparison a step and tap. Bytes: x read once, out written once (the floor).
+
+Backward, blocks from the end: the pre-activation again, its gradient in a buffer that keeps the first width - 1 steps of the
+block after, then dx, the filter's gradient (per batch entry, added in order), and the initial states'.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from anymamba.backends import Operator
+from anymamba.backends.cpu._compile import flat, kernel
+from anymamba.backends.cpu._math import sigmoid
+from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
+from anymamba.backends.torch.causal_conv1d import (
+    causal_conv1d_update,
+    causal_conv1d_varlen_states,
+    final_states,
+    kept_at_end,
+)
+from anymamba.ops.causal_conv1d import CausalConv1dCall
+
+__all__ = [
+    "causal_conv1d_backward",
+    "causal_conv1d_forward",
+    "causal_conv1d_update",
+    "causal_conv1d_varlen_states",
+    "refusal",
+]
+
+BLOCK = 128  # steps transposed at a time
+
+
+def refusal(operator: Operator, call: CausalConv1dCall) -> str | None:
+    """Return why this backend cannot do the call, or None."""
+    return None if call.device.type == "cpu" else f"runs on the CPU only; the tensors are on {call.device}"
+
+
+def causal_conv1d_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    silu: bool,
+    return_final_states: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
+    batch, dim, seqlen = x.shape
+    width = weight.shape[1]
+    work = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    x_ = x.to(work)
+    out = torch.empty_like(x, dtype=work)
+    arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
+
+    def work_items(first: int, after: int) -> None:
+        _forward(first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
+
+    run(work_items, batch * -(-dim // LANES))
+    return like(x, out), final_states(x, width, seq_idx, initial_states) if return_final_states else None
+
+
+def causal_conv1d_backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dout: torch.Tensor,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    dfinal_states: torch.Tensor | None,
+    silu: bool,
+    *,
+    dx_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """See `anymamba.ops.causal_conv1d.CausalConv1dBackend`."""
+    batch, dim, seqlen = x.shape
+    width = weight.shape[1]
+    work = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    x_, dout_ = x.to(work), dout.to(work)
+    dx = torch.empty_like(x, dtype=work)
+    dweight = torch.zeros(batch, dim, width, dtype=work)
+    dbias = torch.zeros(batch, dim, dtype=work)
+    dinitial = torch.zeros(batch, dim, width - 1, dtype=work)
+    arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
+
+    def work_items(first: int, after: int) -> None:
+        _backward(
+            first, after, dim, seqlen, width, silu, *arguments, flat(dout_), *dout_.stride(),
+            flat(dx), *dx.stride(), flat(dweight), flat(dbias), flat(dinitial),
+        )  # fmt: skip
+
+    run(work_items, batch * -(-dim // LANES))
+    if dfinal_states is not None:
+        dlast = dfinal_states.to(work)
+        if seq_idx is not None and seqlen:
+            dlast = dlast * kept_at_end(seq_idx, width)
+        from_x = min(width - 1, seqlen)
+        if from_x:
+            dx[..., seqlen - from_x :] += dlast[..., width - 1 - from_x :]
+        if width - 1 > seqlen:
+            dinitial[..., seqlen:] += dlast[..., : width - 1 - seqlen]
+    return (
+        like(x, dx) if dx_out is None else dx_out.copy_(dx),
+        like(weight, dweight.sum(0)),
+        None if bias is None else like(bias, dbias.sum(0)),
+        None if initial_states is None else like(initial_states, dinitial),
+    )
+
+
+def _arguments(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+) -> list[Any]:
+    states = x if initial_states is None else initial_states.to(x.dtype)
+    owner = torch.zeros(0, dtype=torch.int64) if seq_idx is None else seq_idx.to(torch.int64).contiguous()
+    return [
+        flat(x), *x.stride(), flat(weight.to(x.dtype).contiguous()), vector(bias, x.shape[1], x),
+        flat(owner), seq_idx is not None, flat(states), *states.stride(), initial_states is not None,
+    ]  # fmt: skip
+
+
+@kernel
+def _window(
+    x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Load columns t0 - (width - 1) <= t < t0 + steps into xb, from the initial states or zero before the first."""
+    for k in range(width - 1):
+        t = t0 - (width - 1) + k
+        for lane in range(LANES):
+            if lane >= lanes:
+                xb[k, lane] = 0
+            elif t >= 0:
+                xb[k, lane] = x[b * x_b + (c0 + lane) * x_d + t * x_t]
+            elif has_states:
+                xb[k, lane] = states[b * s_b + (c0 + lane) * s_d + (t + width - 1) * s_k]
+            else:
+                xb[k, lane] = 0
+    load(x, b * x_b + c0 * x_d + t0 * x_t, x_d, x_t, lanes, steps, xb[width - 1 :])
+
+
+@kernel
+def _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb):  # type: ignore[no-untyped-def]
+    """Write the pre-activation of a block into yb."""
+    if width == 4 and not has_owner:  # one pass instead of a read and a write a tap: 4x faster for the usual width
+        for t in range(steps):
+            for lane in range(LANES):
+                yb[t, lane] = (
+                    lane_bias[lane]
+                    + w[0, lane] * xb[t, lane]
+                    + w[1, lane] * xb[t + 1, lane]
+                    + w[2, lane] * xb[t + 2, lane]
+                    + w[3, lane] * xb[t + 3, lane]
+                )
+        return
+    for t in range(steps):
+        for lane in range(LANES):
+            yb[t, lane] = lane_bias[lane]
+        for k in range(width):
+            before = t0 + t - (width - 1 - k)
+            if not has_owner or owner[row + max(before, 0)] == owner[row + t0 + t]:
+                for lane in range(LANES):
+                    yb[t, lane] += w[k, lane] * xb[t + k, lane]
+
+
+@kernel
+def _gradients(
+    xb, dyb, w, owner, has_owner, row, t0, steps, width, seqlen, dxb, dw, db,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Write dx of a block into dxb, and add to the filter's and the bias's gradients."""
+    reach = width - 1
+    if width == 4 and not has_owner:
+        for t in range(steps):
+            for lane in range(LANES):
+                dy = dyb[t, lane]
+                db[lane] += dy
+                dw[0, lane] += dy * xb[t, lane]
+                dw[1, lane] += dy * xb[t + 1, lane]
+                dw[2, lane] += dy * xb[t + 2, lane]
+                dw[3, lane] += dy * xb[t + 3, lane]
+                dxb[t, lane] = (
+                    w[3, lane] * dy
+                    + w[2, lane] * dyb[t + 1, lane]
+                    + w[1, lane] * dyb[t + 2, lane]
+                    + w[0, lane] * dyb[t + 3, lane]
+                )
+        return
+    for t in range(steps):
+        for lane in range(LANES):
+            db[lane] += dyb[t, lane]
+            dxb[t, lane] = 0
+        for k in range(width):
+            shift = reach - k
+            before = max(t0 + t - shift, 0)
+            if not has_owner or owner[row + before] == owner[row + t0 + t]:
+                for lane in range(LANES):
+                    dw[k, lane] += dyb[t, lane] * xb[t + k, lane]
+            behind = min(t0 + t + shift, seqlen - 1)
+            if not has_owner or owner[row + behind] == owner[row + t0 + t]:
+                for lane in range(LANES):
+                    dxb[t, lane] += w[k, lane] * dyb[t + shift, lane]
+
+
+@kernel
+def _filter(weight, bias, c0, lanes, width, w, lane_bias):  # type: ignore[no-untyped-def]
+    for lane in range(LANES):
+        inside = lane < lanes
+        lane_bias[lane] = bias[c0 + lane] if inside else 0
+        for k in range(width):
+            w[k, lane] = weight[(c0 + lane) * width + k] if inside else 0
+
+
+@kernel
+def _forward(
+    first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    states, s_b, s_d, s_k, has_states, out, out_b, out_d, out_t,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Compute the tiles first <= tile < after."""
+    tiles = (dim + LANES - 1) // LANES
+    xb = np.empty((BLOCK + width - 1, LANES), dtype=x.dtype)
+    yb = np.empty((BLOCK, LANES), dtype=x.dtype)
+    w = np.empty((width, LANES), dtype=x.dtype)
+    lane_bias = np.empty(LANES, dtype=x.dtype)
+    for tile in range(first, after):
+        b = tile // tiles
+        c0 = tile % tiles * LANES
+        lanes = min(LANES, dim - c0)
+        _filter(weight, bias, c0, lanes, width, w, lane_bias)
+        row = b * seqlen
+        for t0 in range(0, seqlen, BLOCK):
+            steps = min(BLOCK, seqlen - t0)
+            _window(x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb)
+            _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb)
+            if silu:
+                for t in range(steps):
+                    for lane in range(LANES):
+                        yb[t, lane] *= sigmoid(yb[t, lane])
+            if has_owner:
+                for t in range(steps):
+                    if owner[row + t0 + t] < 0:
+                        for lane in range(LANES):
+                            yb[t, lane] = 0
+            store(yb, out, b * out_b + c0 * out_d + t0 * out_t, out_d, out_t, lanes, steps)
+
+
+@kernel
+def _backward(
+    first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    states, s_b, s_d, s_k, has_states, dout, dout_b, dout_d, dout_t, dx, dx_b, dx_d, dx_t, dweight, dbias, dinitial,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Compute the tiles first <= tile < after."""
+    tiles = (dim + LANES - 1) // LANES
+    reach = width - 1
+    xb = np.empty((BLOCK + reach, LANES), dtype=x.dtype)
+    yb = np.empty((BLOCK, LANES), dtype=x.dtype)
+    dyb = np.empty((BLOCK + reach, LANES), dtype=x.dtype)  # the block's, then the first of the block after
+    dxb = np.empty((BLOCK, LANES), dtype=x.dtype)
+    w = np.empty((width, LANES), dtype=x.dtype)
+    dw = np.empty((width, LANES), dtype=x.dtype)
+    lane_bias = np.empty(LANES, dtype=x.dtype)
+    db = np.empty(LANES, dtype=x.dtype)
+    for tile in range(first, after):
+        b = tile // tiles
+        c0 = tile % tiles * LANES
+        lanes = min(LANES, dim - c0)
+        _filter(weight, bias, c0, lanes, width, w, lane_bias)
+        dw[:] = 0
+        db[:] = 0
+        row = b * seqlen
+        for t0 in range((seqlen - 1) // BLOCK * BLOCK, -1, -BLOCK):
+            steps = min(BLOCK, seqlen - t0)
+            following = min(reach, seqlen - t0 - steps)
+            for k in range(following):  # still in place: the block after wrote them at the start of the buffer
+                for lane in range(LANES):
+                    dxb[k, lane] = dyb[k, lane]
+            for k in range(reach):
+                for lane in range(LANES):
+                    dyb[steps + k, lane] = dxb[k, lane] if k < following else 0
+            _window(x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb)
+            load(dout, b * dout_b + c0 * dout_d + t0 * dout_t, dout_d, dout_t, lanes, steps, dyb)
+            if silu:
+                _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb)
+                for t in range(steps):
+                    for lane in range(LANES):
+                        gate = sigmoid(yb[t, lane])
+                        dyb[t, lane] *= gate * (1 + yb[t, lane] * (1 - gate))
+            if has_owner:
+                for t in range(steps):
+                    if owner[row + t0 + t] < 0:
+                        for lane in range(LANES):
+                            dyb[t, lane] = 0
+            _gradients(xb, dyb, w, owner, has_owner, row, t0, steps, width, seqlen, dxb, dw, db)
+            store(dxb, dx, b * dx_b + c0 * dx_d + t0 * dx_t, dx_d, dx_t, lanes, steps)
+        if has_states:
+            for j in range(reach):
+                for k in range(min(j + 1, width)):
+                    t = j - k
+                    if t < seqlen and (not has_owner or owner[row + t] == owner[row]):
+                        for lane in range(lanes):
+                            dinitial[(b * dim + c0 + lane) * reach + j] += w[k, lane] * dyb[t, lane]
+        for lane in range(lanes):
+            dbias[b * dim + c0 + lane] = db[lane]
+            for k in range(width):
+                dweight[(b * dim + c0 + lane) * width + k] = dw[k, lane]
