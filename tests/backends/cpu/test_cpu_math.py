@@ -12,7 +12,7 @@ from anymamba.backends.cpu._math import exp2, sigmoid, softplus
 
 
 @inline
-def _over(values, which):  # type: ignore[no-untyped-def]
+def _over(values, which):
     out = np.empty_like(values)
     for i in range(values.size):
         if which == 0:

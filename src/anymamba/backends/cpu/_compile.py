@@ -7,26 +7,26 @@ compiled variant a dtype serves all of them. They release the GIL; `_threads` ru
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba.core import config
+from numba.core import config as _config
 
 from anymamba import __version__
 from anymamba.machine.folders import cache_folder
 
 __all__ = ["flat", "inline", "kernel"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+config: Any = _config  # numba fills it at run time
 
 # No "nnan"/"ninf": an infinity or NaN in the inputs must come out as one. Reassociation lets LLVM sum lanes in parallel.
 _FLAGS = {"contract", "reassoc", "nsz", "arcp"}
 
 
-def kernel(function: F) -> F:
+def kernel(function: Callable[..., Any]) -> Any:
     """Compile for the dtypes of its arguments on first call; keep the machine code in anymamba's cache folder."""
     before = config.CACHE_DIR
     # numba looks only at the age of the kernel's own file; the version covers what it calls in other files.
@@ -39,14 +39,13 @@ def kernel(function: F) -> F:
         config.CACHE_DIR = before
 
 
-def inline(function: F) -> F:
+def inline(function: Callable[..., Any]) -> Any:
     """Compile a scalar function that kernels call in their inner loops; LLVM inlines and vectorises it."""
     return _njit(function, cache=False)
 
 
-def _njit(function: F, *, cache: bool) -> F:
-    compiled: F = numba.njit(nogil=True, fastmath=_FLAGS, cache=cache, error_model="numpy")(function)
-    return compiled
+def _njit(function: Callable[..., Any], *, cache: bool) -> Any:
+    return numba.njit(nogil=True, fastmath=_FLAGS, cache=cache, error_model="numpy")(function)
 
 
 def flat(tensor: torch.Tensor) -> npt.NDArray[Any]:

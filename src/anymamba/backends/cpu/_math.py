@@ -38,7 +38,10 @@ def softplus(x: Any) -> Any:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
-@intrinsic
+_intrinsic: Any = intrinsic
+
+
+@_intrinsic
 def _float32_from_bits(typing_context: Any, bits: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -62,7 +65,7 @@ _LOG2E_32 = np.float32(LOG2E)
 
 
 @inline
-def _exp2_32(x: np.float32) -> np.float32:
+def _exp2_32(x: Any) -> Any:
     # NaN fails both comparisons and passes through; the clamps make n + 127 a valid exponent field (0: zero, 255: inf).
     y = _LOWEST if x < _LOWEST else x
     y = _HIGHEST if y > _HIGHEST else y
@@ -78,7 +81,7 @@ def _exp2_32(x: np.float32) -> np.float32:
 
 
 @inline
-def _sigmoid_32(x: np.float32) -> np.float32:
+def _sigmoid_32(x: Any) -> Any:
     return np.float32(_ONE / (_ONE + _exp2_32(-x * _LOG2E_32)))
 
 
@@ -93,7 +96,7 @@ _A7 = np.float32(2.0 / 15)
 
 
 @inline
-def _softplus_32(x: np.float32) -> np.float32:
+def _softplus_32(x: Any) -> Any:
     e = _exp2_32(-abs(x) * _LOG2E_32)
     s = e / (_TWO + e)
     q = s * s

@@ -133,7 +133,7 @@ def _arguments(
 @kernel
 def _window(
     x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Load columns t0 - (width - 1) <= t < t0 + steps into xb, from the initial states or zero before the first."""
     for k in range(width - 1):
         t = t0 - (width - 1) + k
@@ -150,7 +150,7 @@ def _window(
 
 
 @kernel
-def _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb):  # type: ignore[no-untyped-def]
+def _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb):
     """Write the pre-activation of a block into yb."""
     if width == 4 and not has_owner:  # one pass instead of a read and a write a tap: 4x faster for the usual width
         for t in range(steps):
@@ -176,7 +176,7 @@ def _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb):  #
 @kernel
 def _gradients(
     xb, dyb, w, owner, has_owner, row, t0, steps, width, seqlen, dxb, dw, db,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Write dx of a block into dxb, and add to the filter's and the bias's gradients."""
     reach = width - 1
     if width == 4 and not has_owner:
@@ -212,7 +212,7 @@ def _gradients(
 
 
 @kernel
-def _filter(weight, bias, c0, lanes, width, w, lane_bias):  # type: ignore[no-untyped-def]
+def _filter(weight, bias, c0, lanes, width, w, lane_bias):
     for lane in range(LANES):
         inside = lane < lanes
         lane_bias[lane] = bias[c0 + lane] if inside else 0
@@ -224,7 +224,7 @@ def _filter(weight, bias, c0, lanes, width, w, lane_bias):  # type: ignore[no-un
 def _forward(
     first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
     states, s_b, s_d, s_k, has_states, out, out_b, out_d, out_t,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     tiles = (dim + LANES - 1) // LANES
     xb = np.empty((BLOCK + width - 1, LANES), dtype=x.dtype)
@@ -257,7 +257,7 @@ def _forward(
 def _backward(
     first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
     states, s_b, s_d, s_k, has_states, dout, dout_b, dout_d, dout_t, dx, dx_b, dx_d, dx_t, dweight, dbias, dinitial,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     tiles = (dim + LANES - 1) // LANES
     reach = width - 1

@@ -197,7 +197,7 @@ def _forward(
     D, bias, has_D, has_bias, with_softplus,
     state, state_b, state_d, state_n, has_state,
     out, out_b, out_d, out_t, last, checkpoints, pieces,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     channels = dim // groups
     tiles_a_group = (channels + LANES - 1) // LANES
@@ -266,7 +266,7 @@ def _backward(
     dout, dout_b, dout_d, dout_t, du, du_b, du_d, du_t, ddelta, ddelta_b, ddelta_d, ddelta_t,
     dz, dz_b, dz_d, dz_t, out, out_b, out_d, out_t, return_out,
     dlast, dlast_b, dlast_d, dlast_n, has_dlast, dinitial, dA, dB, dC, dD, dbias,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Compute the work items first <= item < after: a range of the tiles of one batch entry and group each."""
     channels = dim // groups
     tiles_a_group = (channels + LANES - 1) // LANES
