@@ -1,0 +1,502 @@
+"""Selective scan on the GPU: picks the kernels' shape for the sizes at hand, and launches them.
+
+The kernels' files say how they work and what bounds them. What is decided here: how many lanes share a channel, how long a
+tile is, and into how many segments time is cut when there are too few channels to fill the card.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from anymamba.backends import Operator
+from anymamba.backends.cuda import device_refusal
+from anymamba.backends.cuda.runtime import Kernel, Variant, cached, runtime
+from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients
+
+__all__ = ["BackwardShape", "ForwardShape", "refusal", "selective_scan_backward", "selective_scan_forward", "variants"]
+
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+MOST_STATES = 256
+FORWARD, BACKWARD = "selective_scan_forward", "selective_scan_backward"
+
+
+class ForwardShape(NamedTuple):
+    """Macros of the forward kernel; see selective_scan_forward.cu."""
+
+    lanes: int
+    states: int
+    vector: int
+    threads: int
+    min_blocks: int
+    matrix_buffers: int
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of a block."""
+        return self.threads // self.lanes
+
+    def shared_bytes(self, state_only: bool) -> int:
+        row = self.vector * self.lanes + 4
+        matrices = 1 if state_only else 2
+        return 4 * row * (2 * self.channels + self.matrix_buffers * matrices * self.states)
+
+
+class BackwardShape(NamedTuple):
+    """Macros of the backward kernel; see selective_scan_backward.cu."""
+
+    lanes: int
+    states: int
+    vector: int
+    threads: int
+    min_blocks: int
+    tile: int
+    block: int
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of a block."""
+        return self.threads // self.lanes
+
+    def shared_bytes(self) -> int:
+        warps = self.threads // 32
+        rows = 3 * self.channels + 2 * self.states * (1 if warps == 1 else 1 + warps)
+        kept = CHECKPOINT_LENGTH // self.block * self.threads * (self.states // self.lanes)
+        return 4 * ((self.tile + 4) * rows + kept)
+
+
+def refusal(operator: Operator, call: Any) -> str | None:
+    """Return None, or why these kernels cannot do the call."""
+    reason = device_refusal(call.device)
+    if reason is not None:
+        return reason
+    if call.dtype not in NAMES:
+        return f"u is {call.dtype}; the kernels take fp32, fp16 and bf16"
+    if call.A_dtype != torch.float32:
+        return f"A is {call.A_dtype}; the kernels take real fp32 states"
+    if not (call.B_varies and call.C_varies):
+        return "B or C is constant in time; the kernels take (batch, groups, dstate, seqlen)"
+    if not 1 <= call.dstate <= MOST_STATES:
+        return f"dstate is {call.dstate}; the kernels take 1 to {MOST_STATES}"
+    needed = backward_shape(call.dstate).shared_bytes()
+    limit = _shared_limit(call.device.index if call.device.index is not None else -1)
+    if needed > limit:
+        return f"dstate {call.dstate} needs {needed} bytes of shared memory a block; this card has {limit}"
+    return None
+
+
+def selective_scan_forward(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    initial_state: torch.Tensor | None,
+    save: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
+    batch, dim, seqlen = u.shape
+    dstate, groups = A.shape[1], B.shape[1]
+    pieces = -(-seqlen // CHECKPOINT_LENGTH)
+    out = torch.empty_like(delta)
+    last_state = A.new_empty((batch, dim, dstate))
+    checkpoints = A.new_empty((batch, dim, pieces, dstate)) if save else None
+    if u.numel() == 0:
+        last_state.zero_() if initial_state is None else last_state.copy_(initial_state)
+        return out, last_state, checkpoints
+    device = u.get_device()
+    group_dim = dim // groups
+    shape, segments = forward_shape(dstate, u.element_size(), batch * groups, group_dim, seqlen, device)
+    _forward(
+        shape,
+        segments,
+        u,
+        delta,
+        A,
+        B,
+        C,
+        D,
+        z,
+        delta_bias,
+        delta_softplus,
+        initial_state,
+        out,
+        last_state,
+        checkpoints,
+    )
+    return out, last_state, checkpoints
+
+
+def _forward(
+    shape: ForwardShape,
+    segments: int,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    initial_state: torch.Tensor | None,
+    out: torch.Tensor,
+    last_state: torch.Tensor,
+    checkpoints: torch.Tensor | None,
+) -> None:
+    batch, dim, seqlen = u.shape
+    dstate, groups = A.shape[1], B.shape[1]
+    device = u.get_device()
+    group_dim = dim // groups
+    group_blocks = -(-group_dim // shape.channels)
+    segments, segment_length = _cut(seqlen, segments)
+    D, delta_bias = _contiguous(D), _contiguous(delta_bias)
+    vector, matrix_vector = shape.vector, min(16 // u.element_size(), shape.vector * shape.lanes)
+    flags = [_packed(tensor, vector) for tensor in (u, delta, z, out)]
+    matrix_flags = [_packed(tensor, matrix_vector) for tensor in (B, C)]
+    packed = seqlen % vector == 0 and all(flags)
+    matrix_packed = seqlen % matrix_vector == 0 and all(matrix_flags)
+    kernels = _forward_kernels(
+        shape, u.dtype, z is not None, delta_softplus, packed, matrix_packed, segments > 1, device
+    )
+    folded = A.new_empty(batch * dim * segments * (dstate + 1)) if segments > 1 else None
+    parameters = kernels[-1].pack(
+        u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), A.data_ptr(), _pointer(D),
+        _pointer(delta_bias), _pointer(initial_state), out.data_ptr(), last_state.data_ptr(), _pointer(checkpoints),
+        _pointer(folded), 0 if folded is None else folded.data_ptr() + 4 * batch * dim * segments * dstate,
+        *u.stride(), *delta.stride(), *_strides(z), *out.stride(), *B.stride(), *C.stride(), *A.stride(),
+        *_strides(initial_state), dim, group_dim, group_blocks, seqlen, dstate, -(-seqlen // CHECKPOINT_LENGTH),
+        segments, segment_length, *flags, *matrix_flags,
+    )  # fmt: skip
+    blocks, block = batch * groups * group_blocks, (shape.threads, 1, 1)
+    if segments > 1:
+        kernels[0].launch((blocks, segments - 1, 1), block, shape.shared_bytes(True), parameters)
+    kernels[-1].launch((blocks, segments, 1), block, shape.shared_bytes(False), parameters)
+
+
+def selective_scan_backward(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    initial_state: torch.Tensor | None,
+    checkpoints: torch.Tensor | None,
+    dout: torch.Tensor,
+    dlast_state: torch.Tensor | None,
+    *,
+    return_out: bool = False,
+    dz_out: torch.Tensor | None = None,
+) -> Gradients:
+    """See `anymamba.ops.selective_scan.SelectiveScanBackend`. dB and dC are sums over blocks by atomic additions, whose
+    order, and so the last bits, differ between runs; under `torch.use_deterministic_algorithms(True)` they do not.
+    """
+    batch, dim, seqlen = u.shape
+    dstate, groups = A.shape[1], B.shape[1]
+    du, ddelta = torch.empty_like(u), torch.empty_like(delta)
+    dz = None if z is None else torch.empty_like(z) if dz_out is None else dz_out
+    dinitial = None if initial_state is None else torch.empty_like(initial_state, memory_format=torch.contiguous_format)
+    out = None
+    if u.numel() == 0:
+        zeros = [None if tensor is None else torch.zeros_like(tensor) for tensor in (A, B, C, D, delta_bias)]
+        if dinitial is not None:
+            dinitial.zero_() if dlast_state is None else dinitial.copy_(dlast_state)
+        if return_out:
+            out = torch.empty_like(delta)
+        return du, ddelta, zeros[0], zeros[1], zeros[2], zeros[3], dz, zeros[4], dinitial, out  # type: ignore[return-value]
+    if checkpoints is None or (return_out and z is None):
+        out, _, checkpoints = selective_scan_forward(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, True
+        )
+        assert checkpoints is not None
+        if not return_out:
+            out = None
+    out_here = torch.empty_like(delta) if return_out and out is None else None
+    shape = backward_shape(dstate)
+    segments = backward_segments(shape, batch * groups, dim // groups, seqlen, u.get_device())
+    dA, dB, dC, dD, dbias = _backward(
+        shape, segments, u, delta, A, B, C, D, z, delta_bias, delta_softplus, checkpoints, dout, dlast_state, du, ddelta,
+        dz, dinitial, out_here,
+    )  # fmt: skip
+    return du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial, out if out_here is None else out_here
+
+
+def _backward(
+    shape: BackwardShape,
+    segments: int,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+    checkpoints: torch.Tensor,
+    dout: torch.Tensor,
+    dlast_state: torch.Tensor | None,
+    du: torch.Tensor,
+    ddelta: torch.Tensor,
+    dz: torch.Tensor | None,
+    dinitial: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    batch, dim, seqlen = u.shape
+    dstate, groups = A.shape[1], B.shape[1]
+    device = u.get_device()
+    group_dim = dim // groups
+    group_blocks = -(-group_dim // shape.channels)
+    segments, segment_length = _cut(seqlen, segments)
+    D, delta_bias = _contiguous(D), _contiguous(delta_bias)
+    vector, matrix_vector = shape.vector, min(16 // u.element_size(), shape.tile)
+    if dout.dtype != u.dtype or not _packed(dout, vector):  # e.g. the expanded gradient of a sum
+        dout = torch.empty_like(u, memory_format=torch.contiguous_format).copy_(dout)
+    flags = [_packed(tensor, vector) for tensor in (u, delta, z, dout, du, ddelta, dz, out)]
+    matrix_flags = [_packed(tensor, matrix_vector) for tensor in (B, C)]
+    packed = seqlen % vector == 0 and all(flags)
+    matrix_packed = seqlen % matrix_vector == 0 and all(matrix_flags)
+    ordered = torch.are_deterministic_algorithms_enabled()
+    kernels = _backward_kernels(
+        shape, u.dtype, z is not None, delta_softplus, packed, matrix_packed, ordered, segments > 1, device
+    )
+    matrix_size = batch * groups * dstate * seqlen
+    if ordered:
+        matrices = A.new_empty((2, group_blocks, batch, groups, dstate, seqlen))
+        vectors = A.new_empty(batch * segments * dim * (dstate + 2))
+    else:
+        matrices = A.new_zeros((2, 1, batch, groups, dstate, seqlen))
+        vectors = A.new_zeros(dim * (dstate + 2))
+    slices = batch * segments if ordered else 1
+    sum_A = vectors[: slices * dim * dstate].view(slices, dim, dstate)
+    sum_D, sum_bias = vectors[slices * dim * dstate :].view(2, slices, dim).unbind(0)
+    folded = A.new_empty(batch * dim * segments * (dstate + 1)) if segments > 1 else None
+    parameters = kernels[-1].pack(
+        u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), dout.data_ptr(), A.data_ptr(),
+        _pointer(D), _pointer(delta_bias), checkpoints.data_ptr(), _pointer(dlast_state), du.data_ptr(),
+        ddelta.data_ptr(), _pointer(dz), _pointer(out), matrices.data_ptr(), matrices[1].data_ptr(), sum_A.data_ptr(),
+        0 if D is None else sum_D.data_ptr(), 0 if delta_bias is None else sum_bias.data_ptr(), _pointer(dinitial),
+        _pointer(folded), 0 if folded is None else folded.data_ptr() + 4 * batch * dim * segments * dstate,
+        *u.stride(), *delta.stride(), *_strides(z), *dout.stride(), *du.stride(), *ddelta.stride(), *_strides(dz),
+        *_strides(out), *B.stride(), *C.stride(), *A.stride(), *_strides(dlast_state), batch, dim, group_dim,
+        group_blocks, seqlen, dstate, -(-seqlen // CHECKPOINT_LENGTH), segments, segment_length, *flags, *matrix_flags,
+    )  # fmt: skip
+    blocks, block = batch * groups * group_blocks, (shape.threads, 1, 1)
+    if segments > 1:
+        kernels[0].launch((blocks, segments - 1, 1), block, shape.shared_bytes(), parameters)
+    kernels[-1].launch((blocks, segments, 1), block, shape.shared_bytes(), parameters)
+    assert matrices.numel() == 2 * matrix_size * (group_blocks if ordered else 1)
+    dB, dC = (
+        _like(like, matrices[i].sum(0) if ordered and group_blocks > 1 else matrices[i, 0])
+        for i, like in enumerate((B, C))
+    )
+    if ordered:
+        sum_A, sum_D, sum_bias = (tensor.sum(0, keepdim=True) for tensor in (sum_A, sum_D, sum_bias))
+    return (
+        _like(A, sum_A[0]),
+        dB,
+        dC,
+        None if D is None else sum_D[0],
+        None if delta_bias is None else sum_bias[0],
+    )
+
+
+# --- the kernels' shapes
+
+
+@functools.lru_cache(maxsize=4096)
+def forward_shape(
+    dstate: int, itemsize: int, sequences: int, group_dim: int, seqlen: int, device: int
+) -> tuple[ForwardShape, int]:
+    """Return the shape, and the number of segments, for `sequences` (batch times groups) of `group_dim` channels."""
+    channels = sequences * group_dim
+    processors = _multiprocessors(device)
+    if dstate <= 16:
+        # Each doubling of the lanes costs about 15 % more instructions: only while warps are too few.
+        lanes = 4 if channels * 4 >= processors * 32 * 12 else 8
+        shape = ForwardShape(lanes, _padded(dstate, lanes), 16 // itemsize, 128, 5, 2)
+    elif dstate <= 32:
+        shape = ForwardShape(8, _padded(dstate, 8), 4, 128, 3, 2)
+    elif dstate <= 64:
+        shape = ForwardShape(16, _padded(dstate, 16), 2, 128, 3, 2)
+    else:
+        shape = ForwardShape(16, _padded(dstate, 16), 1, 128, 1, 2 if dstate <= 128 else 1)
+    blocks = sequences * -(-group_dim // shape.channels)
+    return shape, _segments(blocks, processors * (4 if dstate <= 16 else 2), seqlen)
+
+
+def _padded(dstate: int, lanes: int) -> int:
+    return -(-dstate // lanes) * lanes
+
+
+@functools.cache
+def backward_shape(dstate: int) -> BackwardShape:
+    """Return the shape for `dstate` states."""
+    if dstate <= 4:
+        return BackwardShape(4, 4, 4, 128, 4, 32, 16)
+    if dstate <= 8:
+        return BackwardShape(4, 8, 4, 128, 4, 32, 16)
+    if dstate <= 16:
+        return BackwardShape(8, 16, 4, 128, 4, 32, 16)
+    if dstate <= 32:
+        return BackwardShape(8, 32, 4, 64, 4, 32, 8)
+    if dstate <= 64:
+        return BackwardShape(16, 64, 2, 64, 2, 32, 8)
+    if dstate <= 128:
+        return BackwardShape(32, 128, 1, 32, 1, 32, 8)
+    return BackwardShape(32, 256, 1, 32, 1, 32, 4)
+
+
+def backward_segments(shape: BackwardShape, sequences: int, group_dim: int, seqlen: int, device: int) -> int:
+    """Return into how many segments time is cut."""
+    blocks = sequences * -(-group_dim // shape.channels)
+    return _segments(blocks, _multiprocessors(device) * shape.min_blocks, seqlen)
+
+
+def _segments(blocks: int, resident: int, seqlen: int) -> int:
+    """Return the segments that fill the card once; a segment has at least 4 pieces, for a second pass must pay."""
+    if blocks * 3 > resident * 2:
+        return 1
+    return max(1, min(-(-resident // blocks), seqlen // (4 * CHECKPOINT_LENGTH)))
+
+
+def _cut(seqlen: int, segments: int) -> tuple[int, int]:
+    """Return the segments and their length, a multiple of the checkpoints' distance."""
+    pieces = -(-seqlen // CHECKPOINT_LENGTH)
+    length = -(-pieces // segments) * CHECKPOINT_LENGTH
+    return -(-seqlen // length), length
+
+
+def variants() -> list[Variant]:
+    """Return the kernels that upstream's Mamba block needs in bf16, fp16 and fp32: what `anymamba warmup` compiles."""
+    found = []
+    for dtype, name in NAMES.items():
+        for lanes in (4, 8):
+            shape = ForwardShape(lanes, 16, 16 // torch.empty((), dtype=dtype).element_size(), 128, 5, 2)
+            found.append(_forward_variant(shape, name, True, True, True, True, False))
+        found.append(_backward_variant(backward_shape(16), name, True, True, True, True, False, False))
+    return found
+
+
+def _forward_variant(
+    shape: ForwardShape, name: str, gated: bool, softplus: bool, packed: bool, matrix_packed: bool, state_only: bool
+) -> Variant:
+    return Variant.of(
+        f"{FORWARD}.cu", FORWARD, X=name, LANES=shape.lanes, STATES=shape.states, VECTOR=shape.vector,
+        THREADS=shape.threads, MIN_BLOCKS=shape.min_blocks, MATRIX_BUFFERS=shape.matrix_buffers, GATED=gated,
+        SOFTPLUS=softplus, PACKED=packed, MATRIX_PACKED=matrix_packed, STATE_ONLY=state_only,
+    )  # fmt: skip
+
+
+def _backward_variant(
+    shape: BackwardShape,
+    name: str,
+    gated: bool,
+    softplus: bool,
+    packed: bool,
+    matrix_packed: bool,
+    ordered: bool,
+    carry_only: bool,
+) -> Variant:
+    return Variant.of(
+        f"{BACKWARD}.cu", BACKWARD, X=name, LANES=shape.lanes, STATES=shape.states, VECTOR=shape.vector,
+        THREADS=shape.threads, MIN_BLOCKS=shape.min_blocks, TILE=shape.tile, BLOCK=shape.block, GATED=gated,
+        SOFTPLUS=softplus, PACKED=packed, MATRIX_PACKED=matrix_packed, ORDERED=ordered, CARRY_ONLY=carry_only,
+    )  # fmt: skip
+
+
+@cached
+def _forward_kernels(
+    shape: ForwardShape,
+    dtype: torch.dtype,
+    gated: bool,
+    softplus: bool,
+    packed: bool,
+    matrix_packed: bool,
+    cut: bool,
+    device: int,
+) -> tuple[Kernel, ...]:
+    """Return the kernel, and before it, if time is cut, the one for the segments' states."""
+    return tuple(
+        runtime().load(
+            _forward_variant(shape, NAMES[dtype], gated, softplus, packed, matrix_packed, state_only), device
+        )
+        for state_only in ([True, False] if cut else [False])
+    )
+
+
+@cached
+def _backward_kernels(
+    shape: BackwardShape,
+    dtype: torch.dtype,
+    gated: bool,
+    softplus: bool,
+    packed: bool,
+    matrix_packed: bool,
+    ordered: bool,
+    cut: bool,
+    device: int,
+) -> tuple[Kernel, ...]:
+    """Return the kernel, and before it, if time is cut, the one for what segments hand on."""
+    return tuple(
+        runtime().load(
+            _backward_variant(shape, NAMES[dtype], gated, softplus, packed, matrix_packed, ordered, carry_only), device
+        )
+        for carry_only in ([True, False] if cut else [False])
+    )
+
+
+@cached
+def _multiprocessors(device: int) -> int:
+    return int(runtime().driver.multiprocessors(device))
+
+
+@cached
+def _shared_limit(device: int) -> int:
+    current = runtime()
+    return int(current.driver.shared_limit(device if device >= 0 else current.driver.current_device()))
+
+
+# --- small things
+
+
+def _packed(tensor: torch.Tensor | None, vector: int) -> bool:
+    """Return whether steps are neighbours and every aligned group of `vector` steps may be moved by one access."""
+    if tensor is None:
+        return True
+    of_batch, *others, of_time = tensor.stride()
+    return (
+        of_time == 1
+        and not of_batch % vector
+        and not any(stride % vector for stride in others)
+        and not tensor.data_ptr() % (vector * tensor.element_size())
+    )
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _strides(tensor: torch.Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if tensor is None else tensor.stride()
+
+
+def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.stride(0) == 1 else tensor.contiguous()
+
+
+def _like(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient in the dtype and layout of its tensor."""
+    if gradient.dtype == tensor.dtype and tensor.is_contiguous():
+        return gradient
+    return torch.empty_like(tensor).copy_(gradient)
