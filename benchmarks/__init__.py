@@ -1,0 +1,1 @@
+"""Measurements; `gpu.py` is the command."""

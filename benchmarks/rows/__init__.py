@@ -1,0 +1,1 @@
+"""The measured rows, one module a family of operators."""
