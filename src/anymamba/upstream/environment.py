@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anymamba.errors import MachineError
 
-__all__ = ["Environment", "Installed", "inspect_environment", "run_in"]
+__all__ = ["WHEN_TOLD", "Environment", "Installed", "inspect_environment", "run_in"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ print("anymamba-probe:" + json.dumps({
 """
 
 
+WHEN_TOLD = """
+import runpy, sys
+if sys.stdin.read(1) != "g":
+    sys.exit("whoever started this is gone")
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""For `-c`: run a module, but not before the parent has noted our number. A parent that dies earlier closes the pipe."""
+
+
 def run_in(
     python: str,
     arguments: list[str],
@@ -89,7 +99,7 @@ def run_in(
     variables : mapping, optional
         Environment variables to set besides this process's.
     started : callable, optional
-        Is told the process's number as soon as there is one.
+        Is told the process's number; only then is "g" written to the process's standard input (see `WHEN_TOLD`).
     """
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace", **(variables or {})}
     if "PYTHONPATH" in environment:  # relative entries meant the caller's folder
@@ -100,7 +110,7 @@ def run_in(
             [python, *arguments],
             cwd=nowhere,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if started is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -109,7 +119,7 @@ def run_in(
         try:
             if started is not None:
                 started(process.pid)
-            stdout, stderr = process.communicate()
+            stdout, stderr = process.communicate(None if started is None else "g")
         except BaseException:  # Ctrl-C: what it was doing must have ended before anyone puts things in order
             process.kill()
             process.communicate()

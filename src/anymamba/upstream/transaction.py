@@ -14,7 +14,7 @@ from anymamba.errors import InstallError, VerificationFailedError
 from anymamba.upstream import proof
 from anymamba.upstream.archive import unpack
 from anymamba.upstream.cache import cached_source
-from anymamba.upstream.environment import Environment, inspect_environment, run_in
+from anymamba.upstream.environment import WHEN_TOLD, Environment, inspect_environment, run_in
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import read_pip_settings
 from anymamba.upstream.plan import PackagePlan, Plan
@@ -169,7 +169,7 @@ def _pip_install(python: str, wheels: Iterable[Path], state: State) -> None:
     # Nothing of the user's pip settings may matter here (a target folder, required hashes, an index): files go in as they are.
     quiet = ["--isolated", "--disable-pip-version-check", "--no-input", "--quiet"]
     offline = ["--no-deps", "--no-index", "--ignore-installed", "--no-warn-script-location"]
-    arguments = ["-m", "pip", *quiet, "install", *offline, *map(str, wheels)]
+    arguments = ["-c", WHEN_TOLD, "pip", *quiet, "install", *offline, *map(str, wheels)]
     result = run_in(python, arguments, variables={"PIP_CONFIG_FILE": os.devnull}, started=state.working)
     if result.returncode != 0:
         raise InstallError(
