@@ -17,7 +17,7 @@ from anymamba.upstream.environment import Environment, Installed
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import PipSettings
 from anymamba.upstream.plan import Plan, make_plan, parse_requirements
-from upstream.small_upstream import write_sdist
+from small_upstream import write_sdist
 
 HERE = Path(sys.executable)
 

@@ -35,7 +35,7 @@ from anymamba.upstream.plan import PackagePlan, Plan, make_plan
 from anymamba.upstream.progress import Silent
 from anymamba.upstream.state import FOLDER, State
 from anymamba.upstream.transaction import install, uninstall
-from upstream.small_upstream import make_environment, site_packages, write_sdist
+from small_upstream import make_environment, site_packages, write_sdist
 
 BOTH = ["causal_conv1d==99.0", "mamba_ssm==99.0"]
 STATE_FILES = {"lock"}
