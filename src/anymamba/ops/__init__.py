@@ -9,6 +9,7 @@ from __future__ import annotations
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from anymamba.ops.layer_norm import RMSNorm, layer_norm_fn, layer_norm_linear_fn, rms_norm_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
+from anymamba.ops.mamba_inner import mamba_inner_fn, mamba_inner_ref
 from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
 from anymamba.ops.swiglu import swiglu
 
@@ -20,6 +21,8 @@ __all__ = [
     "layer_norm_fn",
     "layer_norm_linear_fn",
     "layernorm_fn",
+    "mamba_inner_fn",
+    "mamba_inner_ref",
     "rms_norm_fn",
     "rmsnorm_fn",
     "selective_scan_fn",

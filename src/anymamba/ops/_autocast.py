@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 
-__all__ = ["autocast_dtype"]
+__all__ = ["autocast_dtype", "without_autocast"]
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
@@ -14,3 +17,11 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     if device_type == "cpu":
         return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
     return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def without_autocast(device_type: str) -> Any:
+    """Return a context in which matrix products keep the dtype of what they are given."""
+    # Where autocast is off nothing is to be done, and not every kind of device has an autocast to switch off.
+    if autocast_dtype(device_type) is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)

@@ -33,7 +33,7 @@ __all__ = ["Found", "Index"]
 
 LARGEST_DOWNLOAD = 256 << 20
 """Bytes. The largest real archive has 0.2 MiB; whatever exceeds this is not one."""
-_BLOCK = 1 << 16
+
 _FIRST_WAIT = 0.5
 
 # unearth's HTTP library changed its name between releases; its exceptions are found through the client's base class.
@@ -201,7 +201,7 @@ class Index:
             if (total or 0) > LARGEST_DOWNLOAD:
                 raise IntegrityError(f"{found.file} is said to have {total} bytes, more than {LARGEST_DOWNLOAD}.")
             with part.open("ab" if have else "wb") as file:
-                for block in response.iter_raw(_BLOCK) if hasattr(response, "iter_raw") else response.iter_bytes():
+                for block in response.iter_raw():  # as it comes: a size would hold back, and lose, what came last
                     file.write(block)
                     have += len(block)
                     progress.advance(have, total)
