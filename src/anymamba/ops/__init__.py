@@ -11,6 +11,7 @@ from anymamba.ops.layer_norm import RMSNorm, layer_norm_fn, layer_norm_linear_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 from anymamba.ops.mamba_inner import mamba_inner_fn, mamba_inner_ref
 from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
+from anymamba.ops.selective_state_update import selective_state_update, selective_state_update_ref
 from anymamba.ops.swiglu import swiglu
 
 __all__ = [
@@ -27,5 +28,7 @@ __all__ = [
     "rmsnorm_fn",
     "selective_scan_fn",
     "selective_scan_ref",
+    "selective_state_update",
+    "selective_state_update_ref",
     "swiglu",
 ]

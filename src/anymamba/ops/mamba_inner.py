@@ -406,7 +406,8 @@ def _matrix_rows(gradient: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a projected B or C as (rows, batch * seqlen)."""
     if A.is_complex():
         pairs = gradient.squeeze(1).unflatten(-1, (gradient.shape[-1] // 2, 2))  # (batch, dstate, seqlen, 2)
-        return pairs.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)
+        rows: torch.Tensor = pairs.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)
+        return rows
     return gradient.squeeze(1).transpose(0, 1).flatten(1)
 
 
