@@ -93,9 +93,10 @@ def outputs_and_gradients(
         generator = torch.Generator().manual_seed(seed)
         pairs = []
         for out in outputs:  # drawn for every output, so that both runs draw the same
-            draw = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.device)
+            # Rounded to bfloat16, so that it is exact in every dtype: both runs get the same gradient.
+            draw = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(torch.bfloat16)
             if out.requires_grad:
-                pairs.append((out, draw.to(out.dtype)))
+                pairs.append((out, draw.to(device=out.device, dtype=out.dtype)))
         found = torch.autograd.grad(
             [out for out, _ in pairs], list(wanted.values()), [gradient for _, gradient in pairs], allow_unused=True
         )

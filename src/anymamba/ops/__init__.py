@@ -12,6 +12,7 @@ from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 from anymamba.ops.mamba_inner import mamba_inner_fn, mamba_inner_ref
 from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
 from anymamba.ops.selective_state_update import selective_state_update, selective_state_update_ref
+from anymamba.ops.ssd import mamba_chunk_scan, mamba_chunk_scan_combined
 from anymamba.ops.swiglu import swiglu
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "layer_norm_fn",
     "layer_norm_linear_fn",
     "layernorm_fn",
+    "mamba_chunk_scan",
+    "mamba_chunk_scan_combined",
     "mamba_inner_fn",
     "mamba_inner_ref",
     "rms_norm_fn",
