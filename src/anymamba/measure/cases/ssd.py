@@ -1,0 +1,48 @@
+"""Calls of the state-space dual scan of Mamba-2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anymamba.measure.cases import Case, Draw
+from anymamba.ops.ssd import SSD, mamba_chunk_scan_combined
+
+
+def _inputs(draw: Draw, batch: int, seqlen: int, heads: int, headdim: int, groups: int, dstate: int) -> dict[str, Any]:
+    return {
+        "x": draw.normal(batch, seqlen, heads, headdim),
+        "dt": draw.normal(batch, seqlen, heads, scale=0.5),
+        "A": draw.uniform(heads, low=-8.0, high=-0.5, dtype=draw.wide),
+        "B": draw.normal(batch, seqlen, groups, dstate),
+        "C": draw.normal(batch, seqlen, groups, dstate),
+        "chunk_size": 256,
+        "dt_bias": draw.uniform(heads, low=-4.0, high=-1.0, dtype=draw.wide),
+        "dt_softplus": True,
+    }
+
+
+def _mamba2(draw: Draw) -> dict[str, Any]:
+    return _inputs(draw, 2, 75, 4, 16, 1, 16) | {"D": draw.normal(4, dtype=draw.wide)}
+
+
+def _everything(draw: Draw) -> dict[str, Any]:
+    # three packed sequences, one longer than two chunks of any backend's, none as long as a whole number of them
+    lengths = (5, 270, 64)
+    boundaries = [0, *(sum(lengths[: i + 1]) for i in range(len(lengths)))]
+    numbers = [number for number, length in enumerate(lengths) for _ in range(length)]
+    return _inputs(draw, 1, sum(lengths), 4, 8, 2, 12) | {
+        "D": draw.normal(4, 8, dtype=draw.wide),
+        "z": draw.normal(1, sum(lengths), 4, 8),
+        "initial_states": draw.normal(1, 4, 8, 12, dtype=draw.wide),
+        "seq_idx": draw.integers(*numbers).unsqueeze(0),
+        "cu_seqlens": draw.integers(*boundaries),
+        "dt_limit": (0.001, 0.6),
+        "return_final_states": True,
+        "return_varlen_states": True,
+    }
+
+
+CASES = [
+    Case(SSD, "as in a Mamba-2 block", mamba_chunk_scan_combined, _mamba2, quick=True),
+    Case(SSD, "packed, gated, states in and out", mamba_chunk_scan_combined, _everything),
+]
