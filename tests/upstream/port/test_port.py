@@ -19,6 +19,7 @@ from anymamba.errors import MissingOperatorError, PatchError
 from anymamba.upstream.port import build_port
 from anymamba.upstream.port.families import FAMILIES
 from anymamba.upstream.port.home import complete_environment
+from anymamba.upstream.port.names import read_names
 
 REDIRECT = "mamba_ssm.ops.triton.layer_norm"
 
@@ -88,8 +89,21 @@ def test_upstreams_own_kernel_serves_where_triton_is(ported: Path, with_triton: 
 def test_a_name_that_upstream_imports_from_a_neighbour_is_there_too(ported: Path, without_triton: None) -> None:
     module = importlib.import_module(REDIRECT)
     assert "doubled" in dir(module)
-    with pytest.raises(MissingOperatorError, match=r"helpers\.doubled"):
-        module.doubled(1)
+    assert module.doubled(1) == 2
+
+
+def test_a_plain_function_needs_no_compiler_unless_it_leads_to_a_kernel(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import triton\nfrom p.b import far\nNEW = triton.__version__\nLIMIT = 3\n"
+        "@triton.jit\ndef kernel(x):\n    pass\ndef launch(x):\n    kernel[(1,)](x)\n"
+        "def indirect(x):\n    return launch(x)\ndef on_card(x):\n    return torch.cuda.device(x)\n"
+        "def fallback_ref(x):\n    return helper(x)\ndef helper(x):\n    return LIMIT\ndef over_there(x):\n    return far(x)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "b.py").write_text("import triton\n@triton.jit\ndef far(x):\n    pass\n", encoding="utf-8")
+    names = read_names({"p.a": tmp_path / "a.py", "p.b": tmp_path / "b.py"})
+    assert names["p.a"].plain == ["LIMIT", "fallback_ref", "helper"]
+    assert names["p.a"].imported == {"far": "p.b"}
 
 
 def test_a_name_that_upstream_lacks_is_lacking(ported: Path, without_triton: None) -> None:

@@ -6,8 +6,8 @@ module whose names come from `anymamba.ops` first (`runtime`, `families`).
 
 from __future__ import annotations
 
-import ast
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from anymamba.errors import PatchError
 from anymamba.upstream.patches import Applied, apply
 from anymamba.upstream.patches._originals import TRITON_OPTIONAL, own_imports
 from anymamba.upstream.port.families import EXTENSIONS, KERNEL_FOLDERS
+from anymamba.upstream.port.names import Names, read_names
 
 __all__ = ["PORT_REVISION", "Port", "build_port", "port_version"]
 
@@ -83,13 +84,13 @@ def _redirect_kernels(package: Path, name: str, version: str) -> list[Applied]:
         return []
     public = {_module_name(path, package.parent): path for path in modules}
     kept = {module: module.replace(f"{name}.", f"{name}.{KEPT}.", 1) for module in public}
+    names = read_names(public)
     applied: list[Applied] = []
     for module, path in public.items():
         original = package / KEPT / path.relative_to(package)
         original.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(path, original)
-        names = _names(original, module, set(public))
-        path.write_text(_redirect(module, kept[module], *names), encoding="utf-8", newline="\n")
+        path.write_text(_redirect(module, kept[module], names[module]), encoding="utf-8", newline="\n")
         applied.append(Applied("redirect", path.relative_to(package).as_posix(), "written"))
     for folder in {package / KEPT, *(parent for parent in (package / KEPT).rglob("*") if parent.is_dir())}:
         (folder / "__init__.py").write_text(_KEPT_PACKAGE, encoding="utf-8", newline="\n")
@@ -103,39 +104,17 @@ def _module_name(path: Path, root: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts)
 
 
-def _names(path: Path, module: str, public: set[str]) -> tuple[list[str], dict[str, str]]:
-    """Return what a kernel module defines at its top level, and what it imports from other kernel modules."""
-    defined: dict[str, None] = {}
-    imported: dict[str, str] = {}
-    pending: list[ast.stmt] = list(ast.parse(path.read_text(encoding="utf-8")).body)
-    while pending:
-        statement = pending.pop(0)
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            defined[statement.name] = None
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            defined.update((target.id, None) for target in targets if isinstance(target, ast.Name))
-        elif isinstance(statement, ast.ImportFrom):
-            source = _absolute(statement, module)
-            if source in public:
-                imported.update((alias.asname or alias.name, source) for alias in statement.names if alias.name != "*")
-        elif isinstance(statement, ast.If | ast.Try):
-            pending[:0] = [*statement.body, *statement.orelse]
-            if isinstance(statement, ast.Try):
-                pending += [inner for handler in statement.handlers for inner in handler.body]
-    return list(defined), imported
+def _redirect(module: str, kept: str, names: Names) -> str:
+    def listed(items: Iterable[str]) -> str:
+        return "".join(f"        {item},\n" for item in items)
 
-
-def _absolute(statement: ast.ImportFrom, module: str) -> str:
-    if not statement.level:
-        return statement.module or ""
-    return ".".join([*module.split(".")[: -statement.level], *filter(None, [statement.module])])
-
-
-def _redirect(module: str, kept: str, defined: list[str], imported: dict[str, str]) -> str:
-    listed = "".join(f"        {name!r},\n" for name in defined).replace("'", '"')
-    elsewhere = "".join(f"        {name!r}: {source!r},\n" for name, source in imported.items()).replace("'", '"')
-    return _REDIRECT.format(module=module, kept=kept, defined=listed, imported=elsewhere)
+    return _REDIRECT.format(
+        module=module,
+        kept=kept,
+        defined=listed(f'"{name}"' for name in names.defined),
+        plain=listed(f'"{name}"' for name in names.plain),
+        imported=listed(f'"{name}": "{source}"' for name, source in names.imported.items()),
+    )
 
 
 _REDIRECT = '''\
@@ -151,6 +130,8 @@ _redirect = _Redirect(
     original="{kept}",
     defined=(
 {defined}    ),
+    plain=(
+{plain}    ),
     imported={{
 {imported}    }},
 )

@@ -2,7 +2,7 @@
 
 1. a reference function (`*_ref`): upstream's own text, which needs no kernel compiler;
 2. an operator of `anymamba.ops`, if the module's family has it;
-3. upstream's own kernel, if its compiler can be imported;
+3. upstream's own text, where it is plain (it leads to no kernel) or its compiler can be imported;
 4. otherwise a stand-in that raises `MissingOperatorError` when it is used. Importing never fails.
 """
 
@@ -31,14 +31,19 @@ class Redirect:
         The name under which upstream's module is kept.
     defined : tuple of str
         The names that upstream's module defines at its top level.
+    plain : tuple of str
+        Those of them that lead to no kernel.
     imported : mapping of str to str
         Names that it imports from other kernel modules: callers import them from here too.
     """
 
-    def __init__(self, name: str, original: str, defined: tuple[str, ...], imported: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, original: str, defined: tuple[str, ...], plain: tuple[str, ...], imported: Mapping[str, str]
+    ) -> None:
         self._name = name
         self._original = original
         self._names = dict.fromkeys(defined, name) | dict(imported)
+        self._plain = frozenset(plain)
         complete_environment()
 
     def ours(self) -> dict[str, Any]:
@@ -65,7 +70,7 @@ class Redirect:
         try:
             original = importlib.import_module(self._original)
             compiler = _compiler(original)
-            if compiler is None or name.endswith("_ref"):
+            if compiler is None or name in self._plain:
                 return getattr(original, name)
             why = f"{compiler} is not installed"
         except AttributeError as error:
