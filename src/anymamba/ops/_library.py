@@ -48,15 +48,20 @@ def define(
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     if hasattr(torch.library, "register_fake"):
         torch.library.register_fake(f"anymamba::{name}", fake, lib=_library)
-    else:  # torch < 2.4
+    elif hasattr(torch.library, "impl_abstract"):  # torch < 2.4
         torch.library.impl_abstract(f"anymamba::{name}", fake, lib=_library)
+    else:  # torch < 2.2: FakeTensor runs the kernel of the meta device
+        _library.impl(name, fake, "Meta")
     if autograd is not None:
         _library.impl(name, autograd, "Autograd")
 
 
 def traced(x: torch.Tensor) -> bool:
-    """Return whether the call must go through the dispatcher: tracing, or a tensor subclass (FakeTensor, DTensor)."""
-    return _is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
+    """Return whether the call must go through the dispatcher: tracing, or a tensor subclass (FakeTensor, DTensor).
+
+    The functional wrappers of torch 2.1 are plain tensors to Python, so they are asked for by name.
+    """
+    return _is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter) or torch._is_functional_tensor(x)
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:

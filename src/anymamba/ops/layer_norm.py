@@ -21,6 +21,7 @@ from anymamba.errors import OptionError
 from anymamba.ops._autocast import autocast_dtype
 from anymamba.ops._checks import FLOATING, check_device, check_dtype, check_shape
 from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._linear import linear
 from anymamba.ops._rows import as_rows, check_columns
 
 __all__ = [
@@ -320,7 +321,7 @@ def layer_norm_linear_fn(
             rows, norm_weight, norm_bias, residual_rows, None, None, None, None, None, None,
             0.0, float(eps), is_rms_norm, out_dtype, stored,
         )  # fmt: skip
-        out = F.linear(out, linear_weight.to(out_dtype), None if linear_bias is None else linear_bias.to(out_dtype))
+        out = linear(out, linear_weight.to(out_dtype), None if linear_bias is None else linear_bias.to(out_dtype))
     else:
         out, residual_out = _LayerNormLinear.apply(
             rows, norm_weight, norm_bias, linear_weight, linear_bias, residual_rows, float(eps), is_rms_norm,
@@ -679,7 +680,7 @@ class _LayerNormLinear(torch.autograd.Function):
             residual_dtype,
         )  # fmt: skip
         weight = linear_weight.to(out_dtype)
-        out = F.linear(y, weight, None if linear_bias is None else linear_bias.to(out_dtype))
+        out = linear(y, weight, None if linear_bias is None else linear_bias.to(out_dtype))
         v = x if residual_dtype is None else residual_out
         ctx.save_for_backward(v, norm_weight, norm_bias, weight, mean, rstd)
         ctx.eps, ctx.is_rms_norm, ctx.x_dtype, ctx.has_residual = eps, is_rms_norm, x.dtype, residual is not None
@@ -697,13 +698,13 @@ class _LayerNormLinear(torch.autograd.Function):
         if dout is None:
             dout = weight.new_zeros(v.shape[0], weight.shape[0])
         with torch.autocast(v.device.type, enabled=False):
-            dy = F.linear(dout, weight.t())
+            dy = linear(dout, weight.t())
             found = _backward(
                 dy, v, norm_weight, norm_bias, None, None, None, dresidual_out, None, None, None, 0.0, mean, rstd,
                 ctx.eps, ctx.is_rms_norm, ctx.x_dtype, ctx.has_residual, False, True,
             )  # fmt: skip
             assert found.out is not None
-            dlinear_weight = (dout.t() @ found.out).to(ctx.weight_dtype)
+            dlinear_weight = linear(dout.t(), found.out.t()).to(ctx.weight_dtype)
         return (
             found.dx,
             found.dweight,
