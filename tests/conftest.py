@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -27,3 +28,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if marker in item.keywords:
                     item.add_marker(skip)
+
+
+# torch's own words when torch.compile does not exist for this system or Python in this release of torch.
+_NO_COMPILE = ("Windows not yet supported for torch.compile", "Dynamo is not supported on Python")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip where torch itself refuses to compile; any other error of a compiled function stays an error."""
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if str(error).startswith(_NO_COMPILE):
+            import torch
+
+            pytest.skip(f"torch {torch.__version__} says: {error}")
+        raise

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from anymamba.backends import use_backend
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from anymamba.ops.causal_conv1d import _backward
+from checks import opcheck
 from oracle import CPU_BACKENDS, assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

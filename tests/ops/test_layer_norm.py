@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from anymamba.backends import use_backend
@@ -23,6 +22,7 @@ from anymamba.ops.layer_norm import (
     rms_norm_fn,
     rms_norm_ref,
 )
+from checks import opcheck
 from oracle import assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

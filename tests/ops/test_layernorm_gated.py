@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from anymamba.backends import use_backend
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import layernorm_gated
 from anymamba.ops.layernorm_gated import LayerNorm, RMSNorm, layernorm_fn, rms_norm_ref, rmsnorm_fn
+from checks import opcheck
 from oracle import assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 import anymamba.backends.torch.selective_scan as torch_backend
 from anymamba.backends import use_backend
 from anymamba.errors import DeviceError, DtypeError, ShapeError
 from anymamba.ops import selective_scan_fn, selective_scan_ref
+from checks import opcheck
 from oracle import GRADIENT_BOUND, OUTPUT_BOUND, assert_matches_reference, relative_error
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

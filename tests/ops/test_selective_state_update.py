@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from anymamba.backends import use_backend
 from anymamba.errors import DeviceError, DtypeError, ShapeError
 from anymamba.ops import selective_scan_fn, selective_state_update, selective_state_update_ref
+from checks import opcheck
 from oracle import OUTPUT_BOUND, upcast
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.library import opcheck
 
 from anymamba.backends import use_backend
 from anymamba.backends.torch import ssd as torch_ssd
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import mamba_chunk_scan, mamba_chunk_scan_combined
+from checks import opcheck
 from oracle import assert_matches_reference, outputs_and_gradients, upcast
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
