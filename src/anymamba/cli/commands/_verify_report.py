@@ -64,7 +64,7 @@ def _show_operators(screen: Terminal, rows: Sequence[Row]) -> None:
 def _cell(row: Row | None) -> str:
     if row is None:
         return " " * 13
-    text = row.status.value if row.error is None or row.bound is None else f"{_short(row.error)}/{_short(row.bound, 0)}"
+    text = row.status.value if row.error is None or row.bound is None else f"{_short(row.error)}/{_short(row.bound)}"
     return f"[{_STYLES[row.status]}]{text:<13}[/]"
 
 
@@ -81,14 +81,12 @@ def _place(row: Row) -> str:
 
 
 def _numbers(row: Row) -> str:
-    return (
-        "" if row.error is None or row.bound is None else f" (error {_short(row.error)}, bound {_short(row.bound, 0)})"
-    )
+    return "" if row.error is None or row.bound is None else f" (error {_short(row.error)}, bound {_short(row.bound)})"
 
 
-def _short(number: float, digits: int = 1) -> str:
-    """Return 6.5e-8 for 6.5e-08."""
+def _short(number: float) -> str:
+    """Return 6.5e-8 for 6.5e-08, and 2e-6 for 2.0e-06."""
     if number == 0 or number == float("inf"):
         return f"{number:.0f}"
-    mantissa, exponent = f"{number:.{digits}e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+    mantissa, exponent = f"{number:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
