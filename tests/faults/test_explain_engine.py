@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anymamba.faults import Outcome, explain
-from anymamba.faults.reading import WHOLE, decode, read_log
+from anymamba.faults.reading import WHOLE, decode, read_log, unwrapped
 
 CAUSE = "csrc\\causal_conv1d.cpp(159): error C2146: 语法错误: 缺少“)”(在标识符“and”的前面)\r\n"
 MISSING = "ModuleNotFoundError: No module named 'selective_scan_cuda'\n"
@@ -88,6 +88,15 @@ def test_fixes_are_those_of_the_system() -> None:
     assert cause is not None
     assert [run for run, _ in cause.fixes("windows")] == ["set MAX_JOBS=1", "anymamba install"]
     assert [run for run, _ in cause.fixes("linux")] == ["export MAX_JOBS=1", "anymamba install"]
+
+
+def test_lines_broken_by_a_console_are_joined_and_keep_the_number_of_their_first_part() -> None:
+    log = read_log(b"a" * 80 + b"\n" + b"b" * 80 + b"\nend\n" + b"c" * 80 + b"\nend\nshort\n")
+    joined = unwrapped(log)
+    assert joined is not None
+    assert joined.lines == ("a" * 80 + "b" * 80 + "end", "c" * 80 + "end", "short")
+    assert joined.numbers == (1, 4, 6)
+    assert unwrapped(read_log(b"one\ntwo\n")) is None
 
 
 def big_log(size: int, needle: str) -> bytes:

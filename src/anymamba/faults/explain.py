@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, BinaryIO
 
 from anymamba.faults.catalogue import Fault, Fix, catalogue
-from anymamba.faults.reading import Log, read_log
+from anymamba.faults.reading import Log, read_log, unwrapped
 
 __all__ = ["SCHEMA", "Explanation", "Finding", "Outcome", "explain", "explain_log"]
 
@@ -111,7 +111,12 @@ def explain(source: BinaryIO | bytes | str, *, faults: Sequence[Fault] | None = 
 
 def explain_log(log: Log, *, faults: Sequence[Fault] | None = None) -> Explanation:
     """Explain a log that was read already."""
-    matches = _matches(log, catalogue() if faults is None else faults)
+    known = catalogue() if faults is None else faults
+    matches = _matches(log, known)
+    if not any(one.fault.sure != "possible" and not one.fault.wrapper for one in matches):
+        joined = unwrapped(log)
+        if joined is not None:
+            log, matches = joined, _matches(joined, known)
     wrappers = [one for one in matches if one.fault.wrapper]
     causes = _ranked([one for one in matches if not one.fault.wrapper])
     explained = {line for one in matches for line in range(one.line - 2, one.line + 3)}

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-__all__ = ["WHOLE", "Log", "decode", "read_log"]
+__all__ = ["WHOLE", "Log", "decode", "read_log", "unwrapped"]
 
 BLOCK = 4 * 2**20
 # Below this a log is kept whole; above it, condensed to about as much.
@@ -57,6 +57,27 @@ class Log:
     def text(self) -> str:
         """All kept lines, joined."""
         return "\n".join(self.lines)
+
+
+def unwrapped(log: Log) -> Log | None:
+    """Return `log` with the lines joined that a console broke at its right edge; None if it shows no such edge.
+
+    PowerShell's redirection does that: many lines then have exactly the same, greatest length.
+    """
+    width = max(map(len, log.lines), default=0)
+    if not 60 <= width <= 300 or sum(len(line) == width for line in log.lines) < 3:
+        return None
+    lines: list[str] = []
+    numbers: list[int] = []
+    broken = False
+    for line, number in zip(log.lines, log.numbers):
+        if broken:
+            lines[-1] += line
+        else:
+            lines.append(line)
+            numbers.append(number)
+        broken = len(line) == width
+    return Log(tuple(lines), tuple(numbers), log.total_lines, log.total_bytes)
 
 
 def read_log(source: BinaryIO | bytes) -> Log:
