@@ -10,9 +10,11 @@ from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, c
 from anymamba.ops.layer_norm import RMSNorm, layer_norm_fn, layer_norm_linear_fn, rms_norm_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 from anymamba.ops.mamba_inner import mamba_inner_fn, mamba_inner_ref
+from anymamba.ops.mamba_split_conv1d_scan import mamba_split_conv1d_scan_combined, mamba_split_conv1d_scan_ref
 from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
 from anymamba.ops.selective_state_update import selective_state_update, selective_state_update_ref
 from anymamba.ops.ssd import mamba_chunk_scan, mamba_chunk_scan_combined
+from anymamba.ops.ssd_pieces import ssd_chunk_scan_combined_ref, ssd_selective_scan
 from anymamba.ops.swiglu import swiglu
 
 __all__ = [
@@ -27,11 +29,15 @@ __all__ = [
     "mamba_chunk_scan_combined",
     "mamba_inner_fn",
     "mamba_inner_ref",
+    "mamba_split_conv1d_scan_combined",
+    "mamba_split_conv1d_scan_ref",
     "rms_norm_fn",
     "rmsnorm_fn",
     "selective_scan_fn",
     "selective_scan_ref",
     "selective_state_update",
     "selective_state_update_ref",
+    "ssd_chunk_scan_combined_ref",
+    "ssd_selective_scan",
     "swiglu",
 ]

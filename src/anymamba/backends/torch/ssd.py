@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from anymamba.backends.torch._autocast import without_autocast
 from anymamba.backends.torch._ssd_chunks import Block, BlockInputs, Ends
+from anymamba.ops._autocast import without_autocast
 from anymamba.ops.ssd import NEW_BUFFERS, SsdBuffers, SsdGradients, ssd_compute_dtype
 
 __all__ = ["ssd_backward", "ssd_forward"]
@@ -44,7 +44,7 @@ def ssd_forward(
     return_final_states: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.ssd.SsdBackend`."""
-    with without_autocast(x.device):
+    with without_autocast(x.device.type):
         call = _Call(
             x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max
         )  # fmt: skip
@@ -92,7 +92,7 @@ def ssd_backward(
     recompute_out: bool = False,
 ) -> SsdGradients:
     """See `anymamba.ops.ssd.SsdBackend`."""
-    with without_autocast(x.device):
+    with without_autocast(x.device.type):
         call = _Call(
             x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max
         )  # fmt: skip

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from anymamba.measure.cases import Case, Draw
+from anymamba.ops.mamba_split_conv1d_scan import mamba_split_conv1d_scan_combined
 from anymamba.ops.ssd import SSD, mamba_chunk_scan_combined
 
 
@@ -42,7 +45,38 @@ def _everything(draw: Draw) -> dict[str, Any]:
     }
 
 
+def _inside(draw: Draw) -> dict[str, Any]:
+    heads, headdim, groups, dstate, seqlen = 4, 8, 2, 8, 40
+    dim = heads * headdim
+    conv = dim + 2 * groups * dstate
+    return {
+        "zxbcdt": draw.normal(2, seqlen, dim + conv + heads),
+        "conv1d_weight": draw.normal(conv, 4, scale=0.5, dtype=draw.wide),
+        "conv1d_bias": draw.normal(conv, dtype=draw.wide),
+        "dt_bias": draw.uniform(heads, low=-4.0, high=-1.0, dtype=draw.wide),
+        "A": draw.uniform(heads, low=-8.0, high=-0.5, dtype=draw.wide),
+        "D": draw.normal(heads, dtype=draw.wide),
+        "chunk_size": 256,
+        "rmsnorm_weight": draw.normal(dim, dtype=draw.wide),
+        "outproj_weight": draw.normal(24, dim, scale=0.2),
+        "headdim": headdim,
+        "ngroups": groups,
+        "norm_before_gate": False,
+    }
+
+
+# Between its steps it rounds to the dtype of zxbcdt, as upstream does: several roundings instead of one.
+_STEPS = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
 CASES = [
     Case(SSD, "as in a Mamba-2 block", mamba_chunk_scan_combined, _mamba2, quick=True),
     Case(SSD, "packed, gated, states in and out", mamba_chunk_scan_combined, _everything),
+    Case(
+        SSD,
+        "the inside of a Mamba-2 block",
+        mamba_split_conv1d_scan_combined,
+        _inside,
+        output_bounds=_STEPS,
+        gradient_bounds=_STEPS,
+    ),
 ]
