@@ -1,0 +1,104 @@
+"""The documents tell the truth: every command in them exists, and the ones a user types first are executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anymamba.errors import AnymambaError
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    "README.md",
+    "README.zh-CN.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+]
+
+
+def commands(document: str) -> list[str]:
+    """Return the commands in console blocks and in back quotes of a document, without prompts and comments."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found: list[str] = []
+    for block in re.findall(r"```(?:console|bash|powershell)\n(.*?)```", text, flags=re.DOTALL):
+        found += [line.removeprefix("$ ").strip() for line in block.splitlines() if line.strip() and line[0] != "#"]
+    found += re.findall(r"`((?:anymamba|python|pip) [^`]+)`", text)
+    return list(dict.fromkeys(found))
+
+
+def test_both_readmes_hold_the_same_commands() -> None:
+    assert commands("README.md") == commands("README.zh-CN.md")
+
+
+def test_the_readme_begins_with_the_two_commands_and_ci_runs_the_second() -> None:
+    assert commands("README.md")[:2] == ["python dev.py demo", "python dev.py test"]
+    assert "dev.py test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_anymamba_command_and_option_exists(document: str) -> None:
+    for command in commands(document):
+        words = shlex.split(command)
+        if words[0] != "anymamba":
+            continue
+        run = subprocess.run(
+            [sys.executable, "-m", "anymamba", words[1], "--help"], capture_output=True, check=False, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "160"}, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+        assert run.returncode == 0, f"{document}: {command}\n{run.stderr}"
+        for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+            assert option in run.stdout, f"{document}: `{command}` has an option that `{words[1]} --help` does not show"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_script_and_module_that_is_named_exists(document: str) -> None:
+    for command in commands(document):
+        words = [word for word in shlex.split(command) if "=" not in word or word.startswith("-")]
+        if words[0] != "python" or words[1].startswith("-c"):
+            continue
+        target = ROOT / words[2].replace(".", "/") if words[1] == "-m" else ROOT / words[1]
+        assert target.exists() or words[2] == "anymamba", f"{document}: {command}"
+
+
+def test_the_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
+    sentence = re.search(r"Exit codes:(.*?)\n\n", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert sentence is not None
+    told = {int(code) for code in re.findall(r"(?:^|;)\s+(\d+) ", sentence.group(1))}
+    kinds: list[type[AnymambaError]] = [AnymambaError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert {kind.exit_code for kind in kinds} | {0, 130} == told
+
+
+@pytest.mark.network
+def test_the_readme_runs_word_for_word() -> None:
+    """The demo, then every other command of the README in the environment the demo made (`dev.py test` is this run)."""
+    run([sys.executable, "dev.py", "demo"])
+    bin_folder = ROOT / ".venv-demo" / ("Scripts" if os.name == "nt" else "bin")
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONUTF8": "1"}
+    done = {"python dev.py demo", "python dev.py test"}
+    for command in commands("README.md"):
+        if command in done or "use_backend" in command:
+            continue
+        words = shlex.split(command)
+        # doctor's exit code is about this machine, not about the command
+        run(words, env=environment, allowed={0, 1} if "doctor" in words else {0})
+    run(["anymamba", "install"], env=environment)  # the last of the table took it out again
+
+
+def run(words: list[str], env: dict[str, str] | None = None, allowed: set[int] = {0}) -> None:  # noqa: B006
+    program = shutil.which(words[0], path=(env or os.environ)["PATH"]) or words[0]
+    done = subprocess.run(
+        [program, *words[1:]], cwd=ROOT, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace",
+        check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode in allowed, (
+        f"{shlex.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    )
