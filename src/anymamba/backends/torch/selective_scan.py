@@ -1,13 +1,14 @@
 """Selective scan over bounded segments of time: everything but the recurrence itself is one operation per segment.
 
-A segment holds (steps, rows, groups, channels of a group, dstate) numbers, time first, so that a step is contiguous. The
-recurrence is one fused multiply-add per step, written over its own input. Where a step is too small to fill the device
-(GPUs), many pieces of the sequence stand side by side as rows: one pass from zero states finds what each piece adds, the
-states are passed from piece to piece, and a second pass has the right ones. Only sums of delta * A are exponentiated,
-never their negatives, so strong decay underflows to zero and nothing overflows.
+A block is CHECKPOINT_LENGTH steps, laid out (steps, rows, groups, channels of a group), time first, so that a step is
+contiguous. Within it, segments short enough for the cache hold the states (..., dstate), and the recurrence is one fused
+multiply-add per step, written over its own input. Where a step is too small to fill the device (GPUs), a block is many pieces
+of the sequence, side by side as rows: one pass from zero states finds what each piece adds, the states are passed from piece
+to piece, and a second pass has the right ones. Only sums of delta * A are exponentiated, never their negatives, so strong
+decay underflows to zero and nothing overflows.
 
-The backward keeps one state per CHECKPOINT_LENGTH steps from the forward and computes the others again, segment by
-segment from the end. Everything between is fp32 (fp64 for fp64). The gradient of a complex number is, as PyTorch has it,
+The backward keeps one state per CHECKPOINT_LENGTH steps from the forward and computes the others again, block by block from
+the end. Everything between is fp32 (fp64 for fp64). The gradient of a complex number is, as PyTorch has it,
 dL/d(re) + i dL/d(im). Conjugates are computed, not marked (`conj_physical`): the first call of a compiled graph runs us with
 the dispatch key excluded that would resolve the mark.
 """
@@ -15,6 +16,7 @@ the dispatch key excluded that would resolve the mark.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +33,14 @@ DEVICE_SEGMENT = 2**26
 DEVICE_STEP = 2**20
 
 
-class _Segment(NamedTuple):
+class _Block(NamedTuple):
     start: int
-    pieces: int  # side by side; 1: in sequence
+    pieces: int  # side by side as rows
     steps: int  # of each piece
 
 
 class _Scan(NamedTuple):
-    """A scan's inputs as the segments below read them."""
+    """A scan's inputs as the blocks below read them."""
 
     u: torch.Tensor
     delta: torch.Tensor
@@ -49,33 +51,39 @@ class _Scan(NamedTuple):
     z: torch.Tensor | None
     delta_bias: torch.Tensor | None  # (groups, channels)
     softplus: bool
+    buffers: dict[str, torch.Tensor]  # reused by every segment: fresh pages cost more than the arithmetic on them
 
     @property
     def real(self) -> torch.dtype:
         return real_dtype(self.A.dtype)
 
-    def rows(self, tensor: torch.Tensor, segment: _Segment) -> torch.Tensor:
-        """Return the segment of a (batch, dim, seqlen) tensor as (steps, rows, groups, channels), contiguous."""
-        view: torch.Tensor = self.view(tensor, segment)
-        return view.to(self.real, memory_format=torch.contiguous_format).flatten(1, 2)
-
-    def view(self, tensor: torch.Tensor, segment: _Segment) -> torch.Tensor:
-        """Return the segment of a (batch, dim, seqlen) tensor as a view (steps, pieces, batch, groups, channels)."""
-        start, pieces, steps = segment
+    def view(self, tensor: torch.Tensor, block: _Block) -> torch.Tensor:
+        """Return the block of a (batch, dim, seqlen) tensor as a view (steps, pieces, batch, groups, channels)."""
+        start, pieces, steps = block
         columns = tensor[..., start : start + pieces * steps].unflatten(-1, (pieces, steps))
         view: torch.Tensor = columns.unflatten(1, self.A.shape[:2]).permute(4, 3, 0, 1, 2)
         return view
 
-    def matrix(self, matrix: torch.Tensor, segment: _Segment) -> torch.Tensor:
-        """Return B or C of the segment, to be multiplied with (steps, rows, groups, channels, dstate)."""
-        if matrix.dim() == 2:
-            return matrix.view(self.A.shape)
-        view = self.matrix_view(matrix, segment).to(self.real, memory_format=torch.contiguous_format).flatten(1, 2)
-        return (torch.view_as_complex(view) if self.A.is_complex() else view).unsqueeze(3)
+    def rows(self, tensor: torch.Tensor, block: _Block) -> torch.Tensor:
+        """Return the block of a (batch, dim, seqlen) tensor as (steps, rows, groups, channels), contiguous."""
+        if block.pieces > 1:
+            return _contiguous(self.view(tensor, block), self.real).flatten(1, 2)
+        # PyTorch transposes a dense matrix in tiles, and anything else number by number, 10 times slower on CPU.
+        columns = _contiguous(tensor[..., block.start : block.start + block.steps], self.real)
+        return columns.view(-1, block.steps).t().contiguous().view(block.steps, tensor.shape[0], *self.A.shape[:2])
 
-    def matrix_view(self, matrix: torch.Tensor, segment: _Segment) -> torch.Tensor:
-        """Return the segment of a variable B or C as a view (steps, pieces, batch, groups, dstate[, 2])."""
-        start, pieces, steps = segment
+    def write(self, tensor: torch.Tensor, block: _Block, rows: torch.Tensor) -> None:
+        """Copy (steps, rows, groups, channels) into the block of a (batch, dim, seqlen) tensor."""
+        if block.pieces > 1:
+            view = self.view(tensor, block)
+            view.copy_(rows.unflatten(1, view.shape[1:3]))
+            return
+        columns = tensor[..., block.start : block.start + block.steps]
+        columns.copy_(rows.view(block.steps, -1).t().contiguous().view(columns.shape))
+
+    def matrix_view(self, matrix: torch.Tensor, block: _Block) -> torch.Tensor:
+        """Return the block of a variable B or C as a view (steps, pieces, batch, groups, dstate[, 2])."""
+        start, pieces, steps = block
         columns: torch.Tensor
         if self.A.is_complex():
             columns = matrix[..., 2 * start : 2 * (start + pieces * steps)].unflatten(-1, (pieces, steps, 2))
@@ -83,12 +91,32 @@ class _Scan(NamedTuple):
         columns = matrix[..., start : start + pieces * steps].unflatten(-1, (pieces, steps))
         return columns.permute(4, 3, 0, 1, 2)
 
-    def time_step(self, segment: _Segment) -> tuple[torch.Tensor, torch.Tensor]:
+    def matrix(self, matrix: torch.Tensor, block: _Block) -> torch.Tensor:
+        """Return B or C of the block: (steps, rows, groups, 1, dstate), or a constant one as (groups, channels, dstate)."""
+        if matrix.dim() == 2:
+            return matrix.view(self.A.shape)
+        view = _contiguous(self.matrix_view(matrix, block), self.real).flatten(1, 2)
+        return (torch.view_as_complex(view) if self.A.is_complex() else view).unsqueeze(3)
+
+    def time_step(self, block: _Block) -> tuple[torch.Tensor, torch.Tensor]:
         """Return delta before and after softplus."""
-        raw = self.rows(self.delta, segment)
+        raw = self.rows(self.delta, block)
         if self.delta_bias is not None:
-            raw = raw + self.delta_bias
+            raw.add_(self.delta_bias)
         return raw, F.softplus(raw) if self.softplus else raw
+
+    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return left[..., None] * right, (steps, rows, groups, channels, dstate), in the buffer of this name."""
+        shape = (*left.shape, self.A.shape[2])
+        size = math.prod(shape)
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self.buffers[name] = self.A.new_empty(size)
+        return torch.mul(left.unsqueeze(-1), right, out=buffer[:size].view(shape))
+
+    def decay_and_gain(self, dt: torch.Tensor, dtu: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what each step multiplies the state with and adds to it."""
+        return self.product("decay", dt, self.A).exp_(), self.product("states", dtu, B)
 
 
 def selective_scan_forward(
@@ -117,25 +145,27 @@ def selective_scan_forward(
         checkpoints = A.new_empty(batch, dim, (seqlen + CHECKPOINT_LENGTH - 1) // CHECKPOINT_LENGTH, dstate)
     state = state.view(batch, *scan.A.shape)
     with _full_precision(u):
-        for block, steps in _blocks(u, A):
+        for block in _blocks(u, A):
+            first = block.start // CHECKPOINT_LENGTH
+            inputs = scan.rows(u, block)
+            _, dt = scan.time_step(block)
+            dtu = dt * inputs
+            matrix_B, matrix_C = scan.matrix(B, block), scan.matrix(C, block)
+            y = torch.empty_like(inputs)
             if checkpoints is not None and block.pieces == 1:
-                checkpoints[:, :, block.start // CHECKPOINT_LENGTH] = state.flatten(1, 2)
-            for segment in _split(block, steps):
-                inputs = scan.rows(u, segment)
-                _, dt = scan.time_step(segment)
-                decay = torch.mul(dt.unsqueeze(-1), scan.A).exp_()
-                states = (dt * inputs).unsqueeze(-1) * scan.matrix(B, segment)
-                entering, state = _recur(decay, states, dt, scan.A, state, segment)
+                checkpoints[:, :, first] = state.flatten(1, 2)
+            for part in _segments(block, scan):
+                decay, states = scan.decay_and_gain(dt[part], dtu[part], _part(matrix_B, part))
+                entering, state = _recur(decay, states, dt[part], scan.A, state, block.pieces)
                 if checkpoints is not None and block.pieces > 1:
-                    first = block.start // CHECKPOINT_LENGTH
                     kept = checkpoints[:, :, first : first + block.pieces].unflatten(1, scan.A.shape[:2])
                     kept.copy_(entering.unflatten(0, (block.pieces, batch)).permute(1, 2, 3, 0, 4))
-                y = _contract(states, scan.matrix(C, segment), real=scan.real)
-                if scan.D is not None:
-                    y.addcmul_(inputs, scan.D)
-                if z is not None:
-                    y.mul_(F.silu(scan.rows(z, segment)))
-                _write(scan.view(out, segment), y)
+                _contract(states, _part(matrix_C, part), y[part], twice=True)
+            if scan.D is not None:
+                y.addcmul_(inputs, scan.D)
+            if z is not None:
+                y.mul_(F.silu(scan.rows(z, block), inplace=True))
+            scan.write(out, block, y)
     return out, state.flatten(1, 2).clone(memory_format=torch.contiguous_format), checkpoints
 
 
@@ -181,19 +211,11 @@ def selective_scan_backward(
         carry.copy_(dlast_state)
     carry = carry.view(batch, *scan.A.shape)
     with _full_precision(u):
-        for block, steps in reversed(_blocks(u, A)):
+        for block in reversed(_blocks(u, A)):
             first = block.start // CHECKPOINT_LENGTH
             kept = checkpoints[:, :, first : first + block.pieces].unflatten(1, scan.A.shape[:2])
             entering = kept.permute(3, 0, 1, 2, 4).contiguous().flatten(0, 1)
-            segments = _split(block, steps)
-            states = [entering]
-            for segment in segments[:-1]:  # finer checkpoints, where a piece is several segments
-                _, dt = scan.time_step(segment)
-                decay = torch.mul(dt.unsqueeze(-1), scan.A).exp_()
-                inner = (dt * scan.rows(u, segment)).unsqueeze(-1) * scan.matrix(B, segment)
-                states.append(_loop(decay, inner, states[-1]).clone())
-            for segment in reversed(segments):
-                carry = _segment_backward(scan, grads, segment, states.pop(), carry, dout)
+            carry = _block_backward(scan, grads, block, entering, carry, dout)
     return (
         grads.du,
         grads.ddelta,
@@ -224,54 +246,68 @@ class _GradientBuffers(NamedTuple):
     out: torch.Tensor | None
 
 
-def _segment_backward(
+def _block_backward(
     scan: _Scan,
     grads: _GradientBuffers,
-    segment: _Segment,
+    block: _Block,
     entering: torch.Tensor,
     carry: torch.Tensor,
     dout: torch.Tensor,
 ) -> torch.Tensor:
-    """Add one segment's share to `grads`; return the gradient of the state entering its first piece."""
+    """Add one block's share to `grads`; return the gradient of the state entering its first piece."""
     twice = 2 if scan.A.is_complex() else 1
-    inputs = scan.rows(scan.u, segment)
-    raw, dt = scan.time_step(segment)
-    B, C = scan.matrix(scan.B, segment), scan.matrix(scan.C, segment)
-    decay = torch.mul(dt.unsqueeze(-1), scan.A).exp_()
+    inputs = scan.rows(scan.u, block)
+    raw, dt = scan.time_step(block)
     dtu = dt * inputs
-    states = dtu.unsqueeze(-1) * B
-    _loop(decay, states, entering)
-    dy = scan.rows(dout, segment)
-    if scan.z is not None or grads.out is not None:
-        y = _contract(states, C, real=scan.real)
+    B, C = scan.matrix(scan.B, block), scan.matrix(scan.C, block)
+    dout = scan.rows(dout, block)
+    dy, gate, z = dout, None, None
+    if scan.z is not None:
+        z = scan.rows(scan.z, block)
+        gate = torch.sigmoid(z)
+        dy = dout * gate * z
+    y = torch.empty_like(dy) if gate is not None or grads.out is not None else None
+    # The gradients of B and C of this block, (steps, rows, groups, dstate), where they vary with time.
+    dB, dC = (None if m.dim() == 3 else m.new_empty(*m.shape[:3], m.shape[4]) for m in (B, C))
+    ddt, ddtu = torch.empty_like(dt), torch.empty_like(dt)
+
+    parts = _segments(block, scan)
+    starts = [entering]
+    for part in parts[:-1]:  # finer checkpoints, where a block is several segments
+        starts.append(_loop(*scan.decay_and_gain(dt[part], dtu[part], _part(B, part)), starts[-1]).clone())
+    for part in reversed(parts):
+        start = starts.pop()
+        decay, states = scan.decay_and_gain(dt[part], dtu[part], _part(B, part))
+        _loop(decay, states, start)
+        if y is not None:
+            _contract(states, _part(C, part), y[part], twice=True)
+        dstates = scan.product("dstates", twice * dy[part], _part(C, part).conj_physical())
+        carry = _recur_back(decay, dstates, dt[part], scan.A, carry, block.pieces)
+        _matrix_gradient(grads.dC, dC, part, states, twice * dy[part], conjugate=True)
+        _matrix_gradient(grads.dB, dB, part, dstates, dtu[part], conjugate=False)
+        _contract(dstates, _part(B, part).conj_physical(), ddtu[part], twice=False)
+        # The gradient of delta * A at each step: dstates * conj(decay * state before).
+        decay[0].mul_(start)
+        decay[1:].mul_(states[:-1])
+        ddecay = decay.conj_physical_().mul_(dstates)
+        product = torch.mul(ddecay, scan.A.conj_physical(), out=states)  # the states are not needed any more
+        ddt[part] = product.sum(-1).real if product.is_complex() else product.sum(-1)
+        grads.dA.add_(ddecay.mul_(dt[part].unsqueeze(-1)).flatten(0, 1).sum(0))
+
+    if y is not None:
         if scan.D is not None:
             y.addcmul_(inputs, scan.D)
-        if scan.z is not None:
-            z = scan.rows(scan.z, segment)
-            gate = torch.sigmoid(z)
-            assert grads.dz is not None
-            _write(scan.view(grads.dz, segment), dy * y * gate * (1 + z * (1 - gate)))
-            gate.mul_(z)
-            dy = dy * gate
-            y.mul_(gate)
+        if gate is not None and z is not None and grads.dz is not None:
+            scan.write(grads.dz, block, dout.mul_(y).mul_(gate).mul_(1 + z * (1 - gate)))
+            y.mul_(gate.mul_(z))
         if grads.out is not None:
-            _write(scan.view(grads.out, segment), y)
-    dstates = (twice * dy).unsqueeze(-1) * C.conj_physical()
-    carry = _recur_back(decay, dstates, dt, scan.A, carry, segment)
-
-    _add_matrix_gradient(scan, grads.dC, segment, states, dy, scale=twice, conjugate=True)
-    _add_matrix_gradient(scan, grads.dB, segment, dstates, dtu, scale=1, conjugate=False)
-    ddtu = _contract(dstates, B.conj_physical(), real=scan.real, twice=False)
-
-    # The gradient of delta * A at each step: dstates * conj(decay * state before).
-    decay[0].mul_(entering)
-    decay[1:].mul_(states[:-1])
-    ddecay = decay.conj_physical_().mul_(dstates)
-    ddt = torch.mul(ddecay, scan.A.conj_physical(), out=states).sum(-1)  # the states are not needed any more
-    ddt = ddt.real if ddt.is_complex() else ddt
-    grads.dA.add_(ddecay.mul_(dt.unsqueeze(-1)).flatten(0, 1).sum(0))
-
-    ddt = torch.addcmul(ddt, ddtu, inputs)
+            scan.write(grads.out, block, y)
+    for gradient, found in ((grads.dB, dB), (grads.dC, dC)):
+        if found is not None:
+            target = scan.matrix_view(gradient, block)
+            found = torch.view_as_real(found) if found.is_complex() else found
+            target.copy_(found.unflatten(1, target.shape[1:3]))
+    ddt.addcmul_(ddtu, inputs)
     du = ddtu.mul_(dt)
     if scan.D is not None:
         assert grads.dD is not None
@@ -281,45 +317,42 @@ def _segment_backward(
         ddt.mul_(torch.sigmoid(raw))
     if grads.ddelta_bias is not None:
         grads.ddelta_bias.add_(ddt.sum((0, 1)))
-    _write(scan.view(grads.du, segment), du)
-    _write(scan.view(grads.ddelta, segment), ddt)
+    scan.write(grads.du, block, du)
+    scan.write(grads.ddelta, block, ddt)
     return carry
 
 
-def _add_matrix_gradient(
-    scan: _Scan,
-    gradient: torch.Tensor,
-    segment: _Segment,
+def _matrix_gradient(
+    total: torch.Tensor,
+    columns: torch.Tensor | None,
+    part: slice,
     states: torch.Tensor,
     weight: torch.Tensor,
     *,
-    scale: int,
     conjugate: bool,
 ) -> None:
-    """Write (variable) or add (constant) ``scale * sum(weight * states)``: the gradient of B or C."""
-    if gradient.dim() == 3:
-        total = (weight.unsqueeze(-1) * states).flatten(0, 1).sum(0).mul_(scale)
-        gradient.add_(total.conj_physical_() if conjugate else total)
-        return
-    if states.device.type == "cpu" and not states.is_complex():
-        total = torch.matmul(weight.unsqueeze(-2), states).squeeze(-2)
+    """Put sum(weight * states), the gradient of B or C, into its `columns` (variable) or add it to `total` (constant)."""
+    if columns is None:
+        found = (weight.unsqueeze(-1) * states).flatten(0, 1).sum(0)
+        total.add_(found.conj_physical_() if conjugate else found)
+    elif states.device.type == "cpu" and not states.is_complex():
+        columns[part] = torch.matmul(weight.unsqueeze(-2), states).squeeze(-2)
     else:
-        total = (weight.unsqueeze(-1) * states).sum(3)
-    if states.is_complex():
-        total = torch.view_as_real(total.mul_(scale).conj_physical_() if conjugate else total)
-    target = scan.matrix_view(gradient, segment)
-    target.copy_(total.unflatten(1, target.shape[1:3]))
+        found = (weight.unsqueeze(-1) * states).sum(3)
+        columns[part] = found.conj_physical_() if conjugate else found
 
 
-def _contract(states: torch.Tensor, matrix: torch.Tensor, *, real: torch.dtype, twice: bool = True) -> torch.Tensor:
-    """Return the real part of ``sum(states * matrix)`` over dstate; of complex states twice that, as the model has it."""
+def _contract(states: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, *, twice: bool) -> None:
+    """Put the real part of ``sum(states * matrix)`` over dstate into `out`; of complex states twice that if asked to."""
     if states.is_complex():
-        total = (states * matrix).sum(-1).real
-        return 2 * total if twice else total.contiguous()
-    # matmul beats a product and a sum on CPU, but elsewhere may round to TF32.
-    if states.device.type == "cpu" and matrix.dim() == 5:
-        return torch.matmul(states, matrix.transpose(-1, -2)).squeeze(-1)
-    return (states * matrix).sum(-1)
+        out.copy_((states * matrix).sum(-1).real)
+        if twice:
+            out.mul_(2)
+    elif states.device.type == "cpu" and matrix.dim() == 5:
+        # A matrix product beats a product and a sum on CPU, but elsewhere may round to TF32.
+        out.copy_(torch.matmul(states, matrix.transpose(-1, -2)).squeeze(-1))
+    else:
+        out.copy_((states * matrix).sum(-1))
 
 
 def _loop(decay: torch.Tensor, states: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -335,16 +368,16 @@ def _recur(
     dt: torch.Tensor,
     A: torch.Tensor,
     state: torch.Tensor,
-    segment: _Segment,
+    pieces: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the recurrence over the segment; return the state entering each piece (rows), and the one after the last."""
-    if segment.pieces == 1:
-        return state, _loop(decay, states, state)
+    """Run the recurrence over a segment; return the state entering each piece (rows), and the one after the last."""
+    if pieces == 1:
+        return state, _loop(decay, states, state).clone()  # the buffer it lies in is about to be reused
     steps = list(zip(decay.unbind(0), states.unbind(0)))
     gained = steps[0][1]
     for a, x in steps[1:]:
         gained = torch.addcmul(x, a, gained)
-    shape = (segment.pieces, state.shape[0])
+    shape = (pieces, state.shape[0])
     lost = torch.exp(dt.sum(0).unsqueeze(-1) * A).unflatten(0, shape)
     entering = [state]
     for gain, loss in zip(gained.unflatten(0, shape), lost):
@@ -360,17 +393,17 @@ def _recur_back(
     dt: torch.Tensor,
     A: torch.Tensor,
     carry: torch.Tensor,
-    segment: _Segment,
+    pieces: int,
 ) -> torch.Tensor:
     """Turn `dstates` from each output's gradient into that of the state, in place; return the entering state's."""
     decays = decay.conj_physical().unbind(0)
     columns = dstates.unbind(0)
     last, batch = len(columns) - 1, carry.shape[0]
-    if segment.pieces > 1:
+    if pieces > 1:
         gained = columns[last]
         for t in range(last - 1, -1, -1):
             gained = torch.addcmul(columns[t], decays[t + 1], gained)
-        shape = (segment.pieces, batch)
+        shape = (pieces, batch)
         gained = (decays[0] * gained).unflatten(0, shape)
         lost = torch.exp(dt.sum(0).unsqueeze(-1) * A.conj_physical()).unflatten(0, shape)
         leaving = [carry]
@@ -407,29 +440,24 @@ def _scan(
         z,
         None if delta_bias is None else delta_bias.to(real).reshape(shape),
         softplus,
+        {},
     )
 
 
-def _blocks(u: torch.Tensor, A: torch.Tensor) -> list[tuple[_Segment, int]]:
-    """Cut the sequence into blocks of pieces, each piece CHECKPOINT_LENGTH long; with each, how long a segment may be."""
-    batch, dim, seqlen = u.shape
-    step = max(1, batch * dim * A.shape[1] * (2 if A.is_complex() else 1))
-    limit = CPU_SEGMENT if u.device.type == "cpu" else DEVICE_SEGMENT
-    steps = 1
-    while steps < CHECKPOINT_LENGTH and 2 * steps * step <= limit:
-        steps *= 2
-    beside = _pieces_beside(u.device, step)
-    blocks: list[tuple[_Segment, int]] = []
+def _step_size(u: torch.Tensor, A: torch.Tensor) -> int:
+    """Return how many real numbers the states of one step are."""
+    return max(1, u.shape[0] * A.numel() * (2 if A.is_complex() else 1))
+
+
+def _blocks(u: torch.Tensor, A: torch.Tensor) -> list[_Block]:
+    """Cut the sequence into blocks of one or more pieces of CHECKPOINT_LENGTH steps; the last one may be shorter."""
+    seqlen, beside = u.shape[2], _pieces_beside(u.device, _step_size(u, A))
+    blocks: list[_Block] = []
     start = 0
     while start < seqlen:
-        pieces = min(beside, (seqlen - start) // CHECKPOINT_LENGTH)
-        if pieces > 1:
-            blocks.append((_Segment(start, pieces, CHECKPOINT_LENGTH), CHECKPOINT_LENGTH))
-            start += pieces * CHECKPOINT_LENGTH
-        else:
-            length = min(CHECKPOINT_LENGTH, seqlen - start)
-            blocks.append((_Segment(start, 1, length), steps))
-            start += length
+        pieces = max(1, min(beside, (seqlen - start) // CHECKPOINT_LENGTH))
+        blocks.append(_Block(start, pieces, min(CHECKPOINT_LENGTH, seqlen - start)))
+        start += pieces * CHECKPOINT_LENGTH
     return blocks
 
 
@@ -440,18 +468,23 @@ def _pieces_beside(device: torch.device, step: int) -> int:
     return max(1, min(DEVICE_STEP // step, DEVICE_SEGMENT // (CHECKPOINT_LENGTH * step)))
 
 
-def _split(block: _Segment, steps: int) -> list[_Segment]:
-    """Cut a block of one piece into segments of at most `steps` steps."""
+def _segments(block: _Block, scan: _Scan) -> list[slice]:
+    """Cut a block's steps so that the states of a segment are at most SEGMENT numbers."""
     if block.pieces > 1:
-        return [block]
-    return [
-        _Segment(block.start + offset, 1, min(steps, block.steps - offset)) for offset in range(0, block.steps, steps)
-    ]
+        return [slice(0, block.steps)]
+    limit = CPU_SEGMENT if scan.u.device.type == "cpu" else DEVICE_SEGMENT
+    steps = max(1, limit // _step_size(scan.u, scan.A))
+    return [slice(first, min(first + steps, block.steps)) for first in range(0, block.steps, steps)]
 
 
-def _write(view: torch.Tensor, rows: torch.Tensor) -> None:
-    """Copy (steps, rows, groups, channels) into a view (steps, pieces, batch, groups, channels)."""
-    view.copy_(rows.unflatten(1, view.shape[1:3]))
+def _part(matrix: torch.Tensor, part: slice) -> torch.Tensor:
+    """Return a segment's part of a block's B or C; a constant one serves every segment."""
+    return matrix if matrix.dim() == 3 else matrix[part]
+
+
+def _contiguous(view: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a contiguous copy, cast on the way (`Tensor.to` of the same dtype would return the view itself)."""
+    return torch.empty(view.shape, dtype=dtype, device=view.device).copy_(view)
 
 
 def _full_precision(u: torch.Tensor) -> Any:
