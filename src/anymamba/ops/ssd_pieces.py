@@ -205,7 +205,7 @@ def chunk_state_varlen(
             driven = x[tokens].to(compute) * left.t().unsqueeze(-1)
             state = torch.einsum("lgkp,lgn->gkpn", driven.unflatten(1, (groups, -1)), B[tokens].to(compute))
             state = state.flatten(0, 1)
-            if start < first:
+            if start < first or start == 0:  # the very first chunk's state is the initial one (upstream leaves it out)
                 state = state + chunk_states[chunk].to(compute) * torch.exp(at_end)[:, None, None]
             found.append(state.to(chunk_states.dtype))
     return torch.stack(found) if found else chunk_states.new_zeros((0, *chunk_states.shape[1:]))
