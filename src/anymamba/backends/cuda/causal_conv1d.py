@@ -29,6 +29,7 @@ SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
 THREADS = 256
 LANES, RUNS, UNROLL = 32, 8, 4  # of the channel-last kernels
+PIECES = 4  # of the kernel for rows, forward
 BLOCKS_PER_MULTIPROCESSOR = 32  # with fewer blocks than this the card is not filled evenly
 
 
@@ -70,6 +71,7 @@ def causal_conv1d_forward(
         _key(seq_idx),
         _key(initial_states),
         _key(out),
+        final is not None or initial_states is not None,
         silu,
         x.get_device(),
     )
@@ -188,9 +190,12 @@ def variants(every: bool = False) -> Iterator[Variant]:
         for width in widths:
             for silu in (True, False) if every else (True,):
                 for direction in ("forward", "backward"):
-                    for channels in (0, 4, 1) if every else (0, 4):
-                        for seq in (None, torch.int32) if every else (None,):
-                            yield _variant(direction, channels, x, w, w, seq, width, silu)
+                    for seq in (None, torch.int32) if every else (None,):
+                        for channels in (4, 1) if every else (4,):
+                            yield _variant(direction, channels, x, w, w, seq, width, silu, False, False)
+                        for aligned in (True, False):
+                            for has_states in (False, True) if every else (False,):
+                                yield _variant(direction, 0, x, w, w, seq, width, silu, aligned, has_states)
                 yield _update_variant(x, x, w, w, None, None, width, silu)
     for w in NAMES:
         for width in widths:
@@ -204,7 +209,7 @@ def variants(every: bool = False) -> Iterator[Variant]:
 
 def _variant(
     direction: str, channels: int, x: torch.dtype, w: torch.dtype, bias: torch.dtype, seq: torch.dtype | None, width: int,
-    silu: bool,
+    silu: bool, aligned: bool, has_states: bool,
 ) -> Variant:  # fmt: skip
     name = f"causal_conv1d_{direction}" + ("_channel_last" if channels else "")
     defines: dict[str, object] = {
@@ -213,6 +218,8 @@ def _variant(
     }  # fmt: skip
     if channels:
         defines["CHANNELS"] = channels
+    else:
+        defines |= {"ALIGNED": aligned, "HAS_STATES": has_states}
     return Variant.of(f"{name}.cu", name, **defines)
 
 
@@ -283,28 +290,29 @@ def _stride(facts: Facts | None, dims: int) -> tuple[int, ...]:
 @cached
 def _forward_plan(
     x_key: Key, weight_key: Key, bias_key: Key | None, seq_idx_key: Key | None, initial_key: Key | None,
-    out_key: Key, silu: bool,
-    device: int,
+    out_key: Key, has_states: bool, silu: bool, device: int,
 ) -> Plan:  # fmt: skip
     x, weight, out = Facts(*x_key), Facts(*weight_key), Facts(*out_key)
     bias, seq_idx, initial = _facts(bias_key), _facts(seq_idx_key), _facts(initial_key)
     batch, dim, seqlen = x.shape
     channels = _channels(x, out)
-    kernel = runtime().load(
-        _variant(
-            "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype,
-            weight.shape[1], silu,
-        ),
-        device,
+    aligned = not channels and _aligned(x, out)
+    variant = _variant(
+        "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype, weight.shape[1],
+        silu, aligned, has_states,
     )  # fmt: skip
+    kernel = runtime().load(variant, device)
     strides = (
         *x.stride, *out.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2), *_stride(initial, 3),
     )  # fmt: skip
     if channels:
         run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 8, 64)
         return kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
-    bits, tiles, along_time, grid = _rows_grid(x, device, 4)
-    return kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, tiles, along_time)
+    pieces = _pieces(x, aligned)
+    bits = min((-(-pieces // PIECES) - 1).bit_length(), 8)
+    groups = -(-dim // (THREADS >> bits))
+    grid = (batch * groups, -(-pieces // (PIECES << bits)), 1)
+    return kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, groups)
 
 
 @cached
@@ -332,11 +340,13 @@ def _backward_plan(
     batch, dim, seqlen = x.shape
     width = weight.shape[1]
     channels = _channels(x, dout, dx)
+    aligned = not channels and _aligned(x, dout, dx)
     bias_dtype = (bias or weight).dtype
-    kernel = runtime().load(
-        _variant("backward", channels, x.dtype, weight.dtype, bias_dtype, seq_idx and seq_idx.dtype, width, silu),
-        device,
-    )
+    variant = _variant(
+        "backward", channels, x.dtype, weight.dtype, bias_dtype, seq_idx and seq_idx.dtype, width, silu, aligned,
+        initial is not None or dfinal is not None,
+    )  # fmt: skip
+    kernel = runtime().load(variant, device)
     strides = (
         *x.stride, *dout.stride, *dx.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2),
         *_stride(initial, 3), *_stride(dfinal, 3), *dweight.stride, *_stride(dbias, 1), *_stride(dinitial, 3),
@@ -346,7 +356,7 @@ def _backward_plan(
         plan = kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
         count = grid[0]
     else:
-        bits, tiles, along_time, grid = _rows_grid(x, device, 1 << 30)
+        bits, tiles, along_time, grid = _rows_grid(x, aligned, device)
         plan = kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, tiles, along_time)
         count = grid[1]
     if count == 1:
@@ -397,19 +407,31 @@ def _channels(*tensors: Facts) -> int:
     return 4
 
 
-def _rows_grid(x: Facts, device: int, most_tiles: int) -> tuple[int, int, int, tuple[int, int, int]]:
-    """Return log2 of the threads along time, the tiles of a channel, those along time, and the grid."""
-    batch, dim, seqlen = x.shape
+def _aligned(*tensors: Facts) -> bool:
+    """Return whether all rows start at 16 bytes, are contiguous, and end with a whole vector."""
+    for tensor in tensors:
+        vector = 16 // SIZES[tensor.dtype]
+        of_batch, of_dim, of_time = tensor.stride
+        if of_time != 1 or of_batch % vector or of_dim % vector or tensor.past or tensor.shape[2] % vector:
+            return False
+    return True
+
+
+def _pieces(x: Facts, aligned: bool) -> int:
+    """Return how many vectors a row has; one more where its start may lie within one."""
     vector = 16 // SIZES[x.dtype]
-    of_batch, of_dim, of_time = x.stride
-    aligned = of_time != 1 or not (of_batch % vector or of_dim % vector or x.past)
-    pieces = -(-seqlen // vector) if aligned else -(-(seqlen + vector - 1) // vector)
+    return -(-(x.shape[2] + (0 if aligned else vector - 1)) // vector)
+
+
+def _rows_grid(x: Facts, aligned: bool, device: int) -> tuple[int, int, int, tuple[int, int, int]]:
+    """Return log2 of the threads along time, the tiles of a channel, those along time, and the grid (backward)."""
+    batch, dim, _ = x.shape
+    pieces = _pieces(x, aligned)
     bits = min((pieces - 1).bit_length(), 8)
     along_time = -(-pieces // (1 << bits))
     tiles = -(-batch // (THREADS >> bits)) * along_time
-    wanted = -(-BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(device) // dim)
-    splits = min(tiles, max(wanted, -(-tiles // most_tiles)), 65535)
-    splits = -(-tiles // -(-tiles // splits))  # no block with a tile less than it could have
+    splits = min(tiles, -(-BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(device) // dim), 65535)
+    splits = -(-tiles // -(-tiles // splits))  # no more blocks than have as many tiles as the fullest
     return bits, tiles, along_time, (dim, splits, 1)
 
 

@@ -8,38 +8,34 @@
 
 #define BEFORE (WIDTH - 1)
 
-// `to[j] = row[t0 + j]` for N columns, `outside` where there is none. One access of N elements where row and N allow it.
+// row[t0 .. t0 + N), `outside` where there is no column. One access of N elements where row and N allow it.
 template <class Element, int N>
-__device__ __forceinline__ void read_columns(
-    Element (&to)[N], const Element* row, i64 stride, int t0, int seqlen, Element outside
-) {
+__device__ __forceinline__ Pack<Element, N> read_columns(const Element* row, i64 stride, int t0, int seqlen, Element outside) {
     const Element* first = row + (i64)t0 * stride;
-    if (N > 1 && stride == 1 && t0 >= 0 && t0 + N <= seqlen && (unsigned long long)first % (sizeof(Element) * N) == 0) {
-        const Pack<Element, N> pack = load_pack<Element, N>(first);
-#pragma unroll
-        for (int j = 0; j < N; ++j) to[j] = pack.at[j];
+    Pack<Element, N> pack;
+    if (N * sizeof(Element) <= 16 && stride == 1 && t0 >= 0 && t0 + N <= seqlen &&
+        (unsigned long long)first % (sizeof(Element) * N) == 0) {
+        pack = load_pack<Element, N>(first);
     } else {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
             const bool inside = t0 + j >= 0 && t0 + j < seqlen;
-            to[j] = inside ? first[j * stride] : outside;
+            pack.at[j] = inside ? first[j * stride] : outside;
         }
     }
+    return pack;
 }
 
 // The reverse; columns outside are not written.
 template <class Element, int N>
-__device__ __forceinline__ void write_columns(const Element (&from)[N], Element* row, i64 stride, int t0, int seqlen) {
+__device__ __forceinline__ void write_columns(const Pack<Element, N>& pack, Element* row, i64 stride, int t0, int seqlen) {
     Element* first = row + (i64)t0 * stride;
-    if (N > 1 && stride == 1 && t0 >= 0 && t0 + N <= seqlen && (unsigned long long)first % (sizeof(Element) * N) == 0) {
-        Pack<Element, N> pack;
-#pragma unroll
-        for (int j = 0; j < N; ++j) pack.at[j] = from[j];
+    if (stride == 1 && t0 >= 0 && t0 + N <= seqlen && (unsigned long long)first % (sizeof(Element) * N) == 0) {
         store_pack<Element, N>(first, pack);
     } else {
 #pragma unroll
         for (int j = 0; j < N; ++j)
-            if (t0 + j >= 0 && t0 + j < seqlen) first[j * stride] = from[j];
+            if (t0 + j >= 0 && t0 + j < seqlen) first[j * stride] = pack.at[j];
     }
 }
 

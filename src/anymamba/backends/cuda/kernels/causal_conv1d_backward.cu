@@ -5,9 +5,10 @@
 //             dweight[k]   = sum_{b, t} dy[t] * x[t - (WIDTH - 1) + k]
 //             dbias        = sum_{b, t} dy[t]
 //           dfinal_states adds to dx of the last columns; dx of columns before the first is dinitial_states.
-// Threads   As the forward: a block has one channel and walks its tiles; a thread has VEC columns of 16 bytes, reads WIDTH - 1
-//           columns on both sides of x and after dout (L1 hits) and computes dy of WIDTH - 1 columns of its neighbour again,
-//           which needs no exchange between threads. dweight and dbias stay in registers until the block ends.
+// Threads   A block has one channel: 256 threads as (sequences) x (pieces of a row), and walks its tiles, the next one read
+//           before this one is computed. A thread has VEC columns of 16 bytes, reads WIDTH - 1 columns on both sides of x and
+//           after dout (L1 hits) and computes dy of WIDTH - 1 columns of its neighbour again, which needs no exchange between
+//           threads. dweight and dbias stay in registers until the block ends. ALIGNED and HAS_STATES as in the forward.
 // Order     Sums are made in an order that depends on shapes only: lanes by shuffles, warps by index, blocks (gridDim.y > 1)
 //           by `causal_conv1d_sum_parts`. So results are bit-equal in every run; there are no atomics.
 // Bytes     x, dout, dx once: 3 * B * D * L * sizeof(X); floor = that / copy bandwidth (H200, B4 D2048 L8192 bf16: 0.094 ms).
@@ -40,8 +41,10 @@ struct CausalConv1dBackwardParameters {
 };
 
 struct Piece {
-    X before[HALO], own[VEC], after[HALO];
-    X dout[VEC], dout_after[HALO];
+    Pack<X, VEC> own, dout;
+    Pack<X, HALO> before, after, dout_after;
+    int b, t0;
+    bool there;  // false: past the end, whatever was read
 };
 
 struct Row {
@@ -71,22 +74,44 @@ __device__ __forceinline__ SEQ owner_at(const CausalConv1dBackwardParameters& p,
 }
 #endif
 
-__device__ __forceinline__ void read_piece(Piece& piece, const CausalConv1dBackwardParameters& p, const Row& row, int t0) {
-    read_columns<X, VEC>(piece.own, row.x, p.x_stride[2], t0, p.seqlen, X{});
-    read_columns<X, HALO>(piece.after, row.x, p.x_stride[2], t0 + VEC, p.seqlen, X{});
-    read_columns<X, VEC>(piece.dout, row.dout, p.dout_stride[2], t0, p.seqlen, X{});
-    read_columns<X, HALO>(piece.dout_after, row.dout, p.dout_stride[2], t0 + VEC, p.seqlen, X{});
-    read_columns<X, HALO>(piece.before, row.x, p.x_stride[2], t0 - HALO, p.seqlen, X{});
+// Reads in any case, ALIGNED without a branch: what is not there is read from where something is, and made 0 when used.
+__device__ __forceinline__ Piece read_piece(const CausalConv1dBackwardParameters& p, int d, int b, int t0) {
+    Piece piece;
+    const Row row = locate(p, min(b, p.batch - 1), d);
+#if ALIGNED
+    const X* x = row.x + min(t0, p.seqlen - VEC);
+    const X* dout = row.dout + min(t0, p.seqlen - VEC);
+    const bool last = t0 + VEC >= p.seqlen;
+    piece.own = load_pack<X, VEC>(x);
+    piece.dout = load_pack<X, VEC>(dout);
+    piece.before = load_pack<X, HALO>(t0 > 0 ? x - HALO : x);
+    piece.after = load_pack<X, HALO>(last ? x : x + VEC);
+    piece.dout_after = load_pack<X, HALO>(last ? dout : dout + VEC);
+#else
+    t0 -= misalignment<VEC>(row.x, p.x_stride[2]);
+    piece.own = read_columns<X, VEC>(row.x, p.x_stride[2], t0, p.seqlen, X{});
+    piece.dout = read_columns<X, VEC>(row.dout, p.dout_stride[2], t0, p.seqlen, X{});
+    piece.before = read_columns<X, HALO>(row.x, p.x_stride[2], t0 - HALO, p.seqlen, X{});
+    piece.after = read_columns<X, HALO>(row.x, p.x_stride[2], t0 + VEC, p.seqlen, X{});
+    piece.dout_after = read_columns<X, HALO>(row.dout, p.dout_stride[2], t0 + VEC, p.seqlen, X{});
+#endif
+#if HAS_STATES
     if (row.initial && t0 < BEFORE) {
 #pragma unroll
         for (int j = 0; j < HALO; ++j)
-            if (t0 - HALO + j < 0) piece.before[j] = column_at(p, row, t0 - HALO + j);
+            if (t0 - HALO + j < 0) piece.before.at[j] = column_at(p, row, t0 - HALO + j);
 #pragma unroll
         for (int j = 0; j < VEC; ++j)  // a shifted first piece begins before column 0
-            if (t0 + j < 0) piece.own[j] = column_at(p, row, t0 + j);
+            if (t0 + j < 0) piece.own.at[j] = column_at(p, row, t0 + j);
     }
+#endif
+    piece.b = b;
+    piece.t0 = t0;
+    piece.there = b < p.batch && t0 < p.seqlen;
+    return piece;
 }
 
+#if HAS_STATES
 // dy of one column, from memory: for the few columns of dinitial_states.
 __device__ __forceinline__ float dy_at(
     const CausalConv1dBackwardParameters& p, const Row& row, const float* w, float bias, int t
@@ -147,6 +172,8 @@ __device__ __forceinline__ void write_dinitial(const CausalConv1dBackwardParamet
             from_float<X>(sums[j]);
 }
 
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_backward(const CausalConv1dBackwardParameters p) {
     const int d = blockIdx.x;
     const int piece_index = threadIdx.x & ((1 << p.piece_bits) - 1);
@@ -162,42 +189,63 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_backward(con
     sums[WIDTH] = 0.0f;
     const float bias = p.bias ? to_float(p.bias[d * p.bias_stride]) : 0.0f;
 
+    // Tiles along time first, then groups of rows.
+    int along = blockIdx.y % p.tiles_along_time, group = blockIdx.y / p.tiles_along_time;
+    const int step_along = gridDim.y % p.tiles_along_time, step_group = gridDim.y / p.tiles_along_time;
+    Piece next = read_piece(p, d, group * rows + row_in_group, ((along << p.piece_bits) + piece_index) * VEC);
     for (int tile = blockIdx.y; tile < p.tiles; tile += gridDim.y) {
-        const int b = tile / p.tiles_along_time * rows + row_in_group;
-        if (b >= p.batch) continue;
-        const Row row = locate(p, b, d);
-        const int t0 = ((tile % p.tiles_along_time << p.piece_bits) + piece_index) * VEC -
-                       misalignment<VEC>(row.x, p.x_stride[2]);
-        if (t0 >= p.seqlen) continue;
-        Piece piece;
-        read_piece(piece, p, row, t0);
+        const Piece piece = next;
+        along += step_along;
+        group += step_group;
+        if (along >= p.tiles_along_time) {
+            along -= p.tiles_along_time;
+            ++group;
+        }
+        next = read_piece(p, d, group * rows + row_in_group, ((along << p.piece_bits) + piece_index) * VEC);
+#if PIN
+    __syncwarp();
+#endif
+        const int b = piece.b, t0 = piece.t0;
+        if (!ALIGNED && !piece.there) continue;
+        const Row row = locate(p, min(b, p.batch - 1), d);
+        const bool has_initial = HAS_STATES && row.initial;
 
         float column[BEFORE + VEC + BEFORE];  // from t0 - BEFORE on
+        float dy[VEC + BEFORE];  // from t0 on
+        {
+            float before[HALO], own[VEC], after[HALO], dout[VEC], dout_after[HALO];
+            to_floats(before, piece.before);
+            to_floats(own, piece.own);
+            to_floats(after, piece.after);
+            to_floats(dout, piece.dout);
+            to_floats(dout_after, piece.dout_after);
 #pragma unroll
-        for (int j = 0; j < BEFORE; ++j) {
-            column[j] = to_float(piece.before[HALO - BEFORE + j]);
-            column[BEFORE + VEC + j] = to_float(piece.after[j]);
+            for (int j = 0; j < BEFORE; ++j) {
+                column[j] = ALIGNED && t0 == 0 && !has_initial ? 0.0f : before[HALO - BEFORE + j];
+                column[BEFORE + VEC + j] = after[j];
+                dy[VEC + j] = dout_after[j];
+            }
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) {
+                column[BEFORE + j] = own[j];
+                dy[j] = dout[j];
+            }
         }
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) column[BEFORE + j] = to_float(piece.own[j]);
 #if HAS_SEQ
         SEQ owner[BEFORE + VEC + BEFORE];
         {
-            SEQ own[VEC];
-            read_columns<SEQ, VEC>(own, row.seq, p.seq_stride[1], t0, p.seqlen, SEQ(-1));
+            const Pack<SEQ, VEC> own = read_columns<SEQ, VEC>(row.seq, p.seq_stride[1], t0, p.seqlen, SEQ(-1));
 #pragma unroll
             for (int j = 0; j < BEFORE; ++j) {
                 owner[j] = owner_at(p, row, t0 - BEFORE + j);
                 owner[BEFORE + VEC + j] = owner_at(p, row, t0 + VEC + j);
             }
 #pragma unroll
-            for (int j = 0; j < VEC; ++j) owner[BEFORE + j] = t0 + j < 0 ? owner_at(p, row, 0) : own[j];
+            for (int j = 0; j < VEC; ++j) owner[BEFORE + j] = t0 + j < 0 ? owner_at(p, row, 0) : own.at[j];
         }
 #endif
-        float dy[VEC + BEFORE];  // from t0 on; 0 outside the row, where dout is
 #pragma unroll
         for (int j = 0; j < VEC + BEFORE; ++j) {
-            dy[j] = to_float(j < VEC ? piece.dout[j < VEC ? j : 0] : piece.dout_after[j < VEC ? 0 : j - VEC]);
 #if SILU
             float y = bias;
 #pragma unroll
@@ -213,8 +261,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_backward(con
 #if HAS_SEQ
             if (owner[j + BEFORE] < 0) dy[j] = 0.0f;
 #endif
+            // Columns past the end, and what ALIGNED read in their place.
+            if (ALIGNED ? !piece.there || (j >= VEC && t0 + VEC >= p.seqlen) : t0 + j >= p.seqlen) dy[j] = 0.0f;
         }
-        X dx[VEC];
+        float dx[VEC];
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
             sums[WIDTH] += dy[j];
@@ -229,8 +279,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_backward(con
                 sum = __fmaf_rn(w[k], dy[j + BEFORE - k], sum);
 #endif
             }
-            dx[j] = from_float<X>(sum);
-            if (p.dfinal_states && t0 + VEC > p.seqlen - BEFORE) {
+#if HAS_STATES
+            if (p.dfinal_states && piece.there && t0 + VEC > p.seqlen - BEFORE) {
                 const int last = t0 + j - (p.seqlen - BEFORE);
                 if (last >= 0 && last < BEFORE && t0 + j >= 0) {
                     float add = to_float(
@@ -239,12 +289,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_backward(con
 #if HAS_SEQ
                     if (owner[j + BEFORE] != owner_at(p, row, p.seqlen - 1)) add = 0.0f;
 #endif
-                    dx[j] = from_float<X>(sum + add);
+                    sum += add;
                 }
             }
+#endif
+            dx[j] = sum;
         }
-        write_columns<X, VEC>(dx, p.dx + b * p.dx_stride[0] + d * p.dx_stride[1], p.dx_stride[2], t0, p.seqlen);
-        if (p.dinitial_states && t0 <= 0 && t0 + VEC > 0) write_dinitial(p, row, b, d);
+        Pack<X, VEC> result;
+        from_floats(result, dx);
+        X* dx_row = p.dx + b * p.dx_stride[0] + d * p.dx_stride[1];
+#if ALIGNED
+        if (piece.there) store_pack<X, VEC>(dx_row + t0, result);
+#else
+        write_columns<X, VEC>(result, dx_row, p.dx_stride[2], t0, p.seqlen);
+#endif
+#if HAS_STATES
+        if (p.dinitial_states && piece.there && t0 <= 0 && t0 + VEC > 0) write_dinitial(p, row, b, d);
+#endif
     }
 
     __shared__ float of_warp[THREADS / 32][WIDTH + 1];

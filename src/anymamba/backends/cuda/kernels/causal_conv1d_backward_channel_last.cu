@@ -11,7 +11,9 @@
 
 #define LANES 32
 #define RUNS 8
+#ifndef UNROLL
 #define UNROLL 4
+#endif
 
 struct CausalConv1dBackwardChannelLastParameters {
     const X* x;
@@ -74,11 +76,8 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
 #pragma unroll
         for (int j = 0; j < BEFORE; ++j) {
             const int t = begin - BEFORE + j;
-            if (t >= 0) {
-                const Column pack = load_pack<X, CHANNELS>(x + t * p.x_stride[2]);
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) column[j][c] = to_float(pack.at[c]);
-            } else {
+            to_floats(column[j], load_pack<X, CHANNELS>(x + max(t, 0) * p.x_stride[2]));
+            if (t < 0) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c)
                     column[j][c] =
@@ -95,13 +94,10 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
         for (int s0 = begin; s0 < end + BEFORE; s0 += UNROLL) {
             Column of_x[UNROLL], of_dout[UNROLL];
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if (s0 + u < p.seqlen && s0 + u < end + BEFORE) {
-                    of_x[u] = load_pack<X, CHANNELS>(x + (s0 + u) * p.x_stride[2]);
-                    of_dout[u] = load_pack<X, CHANNELS>(dout + (s0 + u) * p.dout_stride[2]);
-                } else {
-                    of_x[u] = of_dout[u] = Column{};
-                }
+            for (int u = 0; u < UNROLL; ++u) {  // past the end: the last column again, dy of it made 0
+                const i64 s = min(s0 + u, p.seqlen - 1);
+                of_x[u] = load_pack<X, CHANNELS>(x + s * p.x_stride[2]);
+                of_dout[u] = load_pack<X, CHANNELS>(dout + s * p.dout_stride[2]);
             }
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
@@ -109,11 +105,12 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
 #if HAS_SEQ
                 owner[BEFORE + u] = s < p.seqlen ? seq[s * p.seq_stride[1]] : SEQ(-1);
 #endif
-                Column result;
+                float all[CHANNELS], gradients[CHANNELS];
+                to_floats(column[BEFORE + u], of_x[u]);
+                to_floats(gradients, of_dout[u]);
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    column[BEFORE + u][c] = to_float(of_x[u].at[c]);
-                    float gradient = to_float(of_dout[u].at[c]);
+                    float gradient = gradients[c];
 #if SILU
                     float y = bias[c];
 #pragma unroll
@@ -129,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
 #if HAS_SEQ
                     if (owner[u + BEFORE] < 0) gradient = 0.0f;
 #endif
+                    if (s >= p.seqlen) gradient = 0.0f;
                     dy[BEFORE + u][c] = gradient;
                     if (s < end) {
                         sums[WIDTH][c] += gradient;
@@ -158,8 +156,10 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
 #endif
                         sum += add;
                     }
-                    result.at[c] = from_float<X>(sum);
+                    all[c] = sum;
                 }
+                Column result;
+                from_floats(result, all);
                 if (t >= begin && t < end) {
                     store_pack<X, CHANNELS>(dx + t * p.dx_stride[2], result);
                 } else if (t >= first_written && t < 0) {
@@ -183,25 +183,24 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
         }
     }
 
-    __shared__ float of_run[RUNS][LANES * CHANNELS];
+    __shared__ float of_run[RUNS][WIDTH + 1][LANES * CHANNELS];
 #pragma unroll
-    for (int k = 0; k <= WIDTH; ++k) {
+    for (int k = 0; k <= WIDTH; ++k)
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) of_run[run_in_block][lane * CHANNELS + c] = sums[k][c];
-        __syncthreads();
-        for (int i = threadIdx.x; i < LANES * CHANNELS; i += LANES * RUNS) {
-            const int channel = blockIdx.y * LANES * CHANNELS + i;
-            float sum = 0.0f;
+        for (int c = 0; c < CHANNELS; ++c) of_run[run_in_block][k][lane * CHANNELS + c] = sums[k][c];
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (WIDTH + 1) * LANES * CHANNELS; i += LANES * RUNS) {
+        const int k = i / (LANES * CHANNELS), channel = blockIdx.y * LANES * CHANNELS + i % (LANES * CHANNELS);
+        if (channel >= p.dim) continue;
+        float sum = 0.0f;
 #pragma unroll
-            for (int run = 0; run < RUNS; ++run) sum += of_run[run][i];
-            if (channel >= p.dim) continue;
-            if (gridDim.x > 1)
-                p.parts[((i64)blockIdx.x * p.dim + channel) * (WIDTH + 1) + k] = sum;
-            else if (k < WIDTH)
-                p.dweight[channel * p.dweight_stride[0] + k * p.dweight_stride[1]] = from_float<W>(sum);
-            else if (p.dbias)
-                p.dbias[channel * p.dbias_stride] = from_float<BIAS>(sum);
-        }
-        __syncthreads();
+        for (int run = 0; run < RUNS; ++run) sum += of_run[run][k][i % (LANES * CHANNELS)];
+        if (gridDim.x > 1)
+            p.parts[((i64)blockIdx.x * p.dim + channel) * (WIDTH + 1) + k] = sum;
+        else if (k < WIDTH)
+            p.dweight[channel * p.dweight_stride[0] + k * p.dweight_stride[1]] = from_float<W>(sum);
+        else if (p.dbias)
+            p.dbias[channel * p.dbias_stride] = from_float<BIAS>(sum);
     }
 }

@@ -2,15 +2,22 @@
 //
 // Formula   out[b, d, t] = act(bias[d] + sum_k weight[d, k] * x[b, d, t - (WIDTH - 1) + k]); causal_conv1d.cuh says what lies
 //           outside a row and what packed sequences change. Sums in float, the bias first, taps in ascending order.
-// Threads   A block has one channel: 256 threads as (rows of the batch) x (pieces of a row), split by `piece_bits` so that a
-//           short row does not leave threads idle. A thread has pieces of 16 bytes: VEC columns, read by one access, and the
-//           WIDTH - 1 columns before them by another that hits L1 (the neighbour lane's data). The grid's y splits the tiles
-//           of a channel; a block walks its tiles with the next one's loads issued before this one's arithmetic.
-// Bytes     x once, out once: 2 * B * D * L * sizeof(X). Floor = that / copy bandwidth (H200: 4.3 TB/s; B4 D2048 L8192 bf16
-//           0.063 ms). Arithmetic per element: WIDTH FMA, 2 special-function operations with SiLU: hidden.
+// Threads   256 as (rows, neighbouring channels of one sequence) x (pieces of a row), split by `piece_bits` so that short rows
+//           leave no thread idle. A piece is 16 bytes: VEC columns, read by one access, and the WIDTH - 1 columns before by
+//           another that hits L1 (a neighbour lane's data). A thread has PIECES pieces of one row, all read before the first is
+//           used, without branches. ALIGNED: every row starts at 16 bytes and ends with a whole piece; all tests for edges fall away. Otherwise
+//           pieces are shifted so that they are aligned in memory whatever the row's start is, edges go element by element.
+//           HAS_STATES: initial or final states are there.
+// Bytes     x once, out once: 2 * B * D * L * sizeof(X). Floor = that / copy bandwidth (H200: 4.25 TB/s; B4 D2048 L8192 bf16
+//           0.063 ms). Per element WIDTH FMA and 2 special-function operations: 0.034 ms of those units there, hidden.
+// Lost      One piece a thread, the next tile's read early but behind tests for edges: 2.2 TB/s, as the compiler converts (so
+//           waits) inside the branch that reads.
 #include "causal_conv1d.cuh"
 
 #define THREADS 256
+#ifndef PIECES
+#define PIECES 4
+#endif
 #define VEC (16 / (int)sizeof(X))
 #define HALO (WIDTH == 2 ? 2 : 4)
 
@@ -26,136 +33,136 @@ struct CausalConv1dForwardParameters {
     i64 weight_stride[2], bias_stride, seq_stride[2], initial_stride[3];
     int batch, dim, seqlen;
     int piece_bits;  // log2 of the threads along time
-    int tiles;  // per channel: row groups * tiles along time
-    int tiles_along_time;
+    int channel_groups;  // blocks along channels
 };
 
 struct Piece {
-    X own[VEC];
-    X before[HALO];  // the last BEFORE of them are used
+    Pack<X, VEC> own;
+    Pack<X, HALO> before;  // the last BEFORE of them are used
 };
 
-__device__ __forceinline__ void read_piece(
-    Piece& piece, const CausalConv1dForwardParameters& p, const X* row, const X* initial, int t0
+// ALIGNED: reads a piece of the row in any case; a piece past the end reads the last one, the first one's `before` is itself.
+__device__ __forceinline__ Piece read_piece(
+    const CausalConv1dForwardParameters& p, const X* row, const X* initial, int t0
 ) {
-    read_columns<X, VEC>(piece.own, row, p.x_stride[2], t0, p.seqlen, X{});
-    if (t0 >= HALO || !initial) {
-        read_columns<X, HALO>(piece.before, row, p.x_stride[2], t0 - HALO, p.seqlen, X{});
-    } else {
+    Piece piece;
+#if ALIGNED
+    const X* own = row + min(t0, p.seqlen - VEC);
+    piece.own = load_pack<X, VEC>(own);
+    piece.before = load_pack<X, HALO>(t0 > 0 ? own - HALO : own);
+#else
+    piece.own = read_columns<X, VEC>(row, p.x_stride[2], t0, p.seqlen, X{});
+    piece.before = read_columns<X, HALO>(row, p.x_stride[2], t0 - HALO, p.seqlen, X{});
+#endif
+#if HAS_STATES
+    if (initial && t0 < HALO) {
 #pragma unroll
-        for (int j = 0; j < HALO; ++j) {
+        for (int j = 0; j < HALO + VEC; ++j) {
             const int t = t0 - HALO + j;
-            piece.before[j] = t < -BEFORE || t >= p.seqlen ? X{}
-                              : t < 0                      ? initial[(t + BEFORE) * p.initial_stride[2]]
-                                                           : row[t * p.x_stride[2]];
-        }
-        // With a shifted first piece (t0 < 0), columns of `own` before 0 are initial states too.
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) {
-            const int t = t0 + j;
-            if (t < 0 && t >= -BEFORE) piece.own[j] = initial[(t + BEFORE) * p.initial_stride[2]];
+            if (t >= -BEFORE && t < 0) {
+                const X value = initial[(t + BEFORE) * p.initial_stride[2]];
+                (j < HALO ? piece.before.at[j < HALO ? j : 0] : piece.own.at[j < HALO ? 0 : j - HALO]) = value;
+            }
         }
     }
+#endif
+    return piece;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_forward(const CausalConv1dForwardParameters p) {
-    const int d = blockIdx.x;
-    const int pieces = 1 << p.piece_bits;
-    const int piece_index = threadIdx.x & (pieces - 1);
-    const int row_in_group = threadIdx.x >> p.piece_bits;
-    const int rows = THREADS >> p.piece_bits;
+    const int lane = threadIdx.x & ((1 << p.piece_bits) - 1);
+    const int b = blockIdx.x / p.channel_groups;
+    const int d = (blockIdx.x % p.channel_groups) * (THREADS >> p.piece_bits) + (threadIdx.x >> p.piece_bits);
+    if (d >= p.dim) return;
+    const X* row = p.x + b * p.x_stride[0] + d * p.x_stride[1];
+    X* out = p.out + b * p.out_stride[0] + d * p.out_stride[1];
+    const X* initial = p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
+#if ALIGNED
+    const int shift = 0;
+#else
+    const int shift = misalignment<VEC>(row, p.x_stride[2]);
+#endif
+    const int first = (((blockIdx.y * PIECES) << p.piece_bits) + lane) * VEC - shift;
+    const int step = VEC << p.piece_bits;
 
+    Piece pieces[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) pieces[i] = read_piece(p, row, initial, first + i * step);
+#if PIN
+    __syncwarp();
+#endif
     float w[WIDTH];
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) w[k] = to_float(p.weight[d * p.weight_stride[0] + k * p.weight_stride[1]]);
     const float bias = p.bias ? to_float(p.bias[d * p.bias_stride]) : 0.0f;
 
-    int tile = blockIdx.y;
-    Piece next;
-    int next_b, next_t0;
-    const X* next_row;
-    const X* next_initial;
-#define LOCATE_AND_READ()                                                                                  \
-    {                                                                                                      \
-        next_b = tile / p.tiles_along_time * rows + row_in_group;                                          \
-        next_row = p.x + next_b * p.x_stride[0] + d * p.x_stride[1];                                       \
-        next_t0 = ((tile % p.tiles_along_time << p.piece_bits) + piece_index) * VEC -                      \
-                  misalignment<VEC>(next_row, p.x_stride[2]);                                              \
-        next_initial = p.initial_states                                                                    \
-                           ? p.initial_states + next_b * p.initial_stride[0] + d * p.initial_stride[1]     \
-                           : (const X*)0;                                                                  \
-        if (next_b < p.batch && next_t0 < p.seqlen) read_piece(next, p, next_row, next_initial, next_t0);  \
-    }
-    LOCATE_AND_READ();
-    for (;;) {
-        const Piece piece = next;
-        const int b = next_b, t0 = next_t0;
-        const X* row = next_row;
-        const X* initial = next_initial;
-        tile += gridDim.y;
-        const bool more = tile < p.tiles;
-        if (more) LOCATE_AND_READ();
-
-        if (b < p.batch && t0 < p.seqlen) {
-            float column[BEFORE + VEC];
 #pragma unroll
-            for (int j = 0; j < BEFORE; ++j) column[j] = to_float(piece.before[HALO - BEFORE + j]);
+    for (int i = 0; i < PIECES; ++i) {
+        const int t0 = first + i * step;
+        float before[HALO], own[VEC], column[BEFORE + VEC];
+        to_floats(before, pieces[i].before);
+        to_floats(own, pieces[i].own);
 #pragma unroll
-            for (int j = 0; j < VEC; ++j) column[BEFORE + j] = to_float(piece.own[j]);
+        for (int j = 0; j < BEFORE; ++j)
+            column[j] = ALIGNED && t0 == 0 && !(HAS_STATES && initial) ? 0.0f : before[HALO - BEFORE + j];
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) column[BEFORE + j] = own[j];
 #if HAS_SEQ
-            const SEQ* seq_row = p.seq_idx + b * p.seq_stride[0];
-            SEQ owner[BEFORE + VEC];
-            {
-                const SEQ first = seq_row[0];
-                SEQ own[VEC];
-                read_columns<SEQ, VEC>(own, seq_row, p.seq_stride[1], t0, p.seqlen, SEQ(-1));
+        const SEQ* seq_row = p.seq_idx + b * p.seq_stride[0];
+        SEQ owner[BEFORE + VEC];
+        {
+            const SEQ before_first = seq_row[0];
+            const Pack<SEQ, VEC> own = read_columns<SEQ, VEC>(seq_row, p.seq_stride[1], t0, p.seqlen, SEQ(-1));
 #pragma unroll
-                for (int j = 0; j < BEFORE; ++j) {
-                    const int t = t0 - BEFORE + j;
-                    owner[j] = t < 0 ? first : t < p.seqlen ? seq_row[t * p.seq_stride[1]] : SEQ(-1);
-                }
-#pragma unroll
-                for (int j = 0; j < VEC; ++j) owner[BEFORE + j] = t0 + j < 0 ? first : own[j];
+            for (int j = 0; j < BEFORE; ++j) {
+                const int t = t0 - BEFORE + j;
+                owner[j] = t < 0 ? before_first : t < p.seqlen ? seq_row[t * p.seq_stride[1]] : SEQ(-1);
             }
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) owner[BEFORE + j] = t0 + j < 0 ? before_first : own.at[j];
+        }
 #endif
-            X result[VEC];
+        float y[VEC];
 #pragma unroll
-            for (int j = 0; j < VEC; ++j) {
-                float y = bias;
+        for (int j = 0; j < VEC; ++j) {
+            y[j] = bias;
 #pragma unroll
-                for (int k = 0; k < WIDTH; ++k) {
+            for (int k = 0; k < WIDTH; ++k) {
 #if HAS_SEQ
-                    y += owner[j + k] == owner[j + BEFORE] ? w[k] * column[j + k] : 0.0f;
+                y[j] += owner[j + k] == owner[j + BEFORE] ? w[k] * column[j + k] : 0.0f;
 #else
-                    y = __fmaf_rn(w[k], column[j + k], y);
+                y[j] = __fmaf_rn(w[k], column[j + k], y[j]);
 #endif
-                }
-#if SILU
-                y = silu(y);
-#endif
-#if HAS_SEQ
-                if (owner[j + BEFORE] < 0) y = 0.0f;
-#endif
-                result[j] = from_float<X>(y);
             }
-            write_columns<X, VEC>(
-                result, p.out + b * p.out_stride[0] + d * p.out_stride[1], p.out_stride[2], t0, p.seqlen
-            );
-            if (p.final_states && t0 + VEC >= p.seqlen) {  // the thread of the row's last piece
-#pragma unroll
-                for (int j = 0; j < BEFORE; ++j) {
-                    const int t = p.seqlen - BEFORE + j;
-                    X value = t >= 0    ? row[t * p.x_stride[2]]
-                              : initial ? initial[(t + BEFORE) * p.initial_stride[2]]
-                                        : X{};
-#if HAS_SEQ
-                    const SEQ last = seq_row[(p.seqlen - 1) * p.seq_stride[1]];
-                    if (seq_row[(t < 0 ? 0 : t) * p.seq_stride[1]] != last) value = X{};
+#if SILU
+            y[j] = silu(y[j]);
 #endif
-                    p.final_states[((i64)b * p.dim + d) * BEFORE + j] = value;
-                }
+#if HAS_SEQ
+            if (owner[j + BEFORE] < 0) y[j] = 0.0f;
+#endif
+        }
+        Pack<X, VEC> result;
+        from_floats(result, y);
+#if ALIGNED
+        if (t0 < p.seqlen) store_pack<X, VEC>(out + t0, result);
+#else
+        write_columns<X, VEC>(result, out, p.out_stride[2], t0, p.seqlen);
+#endif
+#if HAS_STATES
+        if (p.final_states && t0 < p.seqlen && t0 + VEC >= p.seqlen) {  // the thread of the row's last piece
+#pragma unroll
+            for (int j = 0; j < BEFORE; ++j) {
+                const int t = p.seqlen - BEFORE + j;
+                X value = t >= 0    ? row[t * p.x_stride[2]]
+                          : initial ? initial[(t + BEFORE) * p.initial_stride[2]]
+                                    : X{};
+#if HAS_SEQ
+                const SEQ last = seq_row[(p.seqlen - 1) * p.seq_stride[1]];
+                if (seq_row[(t < 0 ? 0 : t) * p.seq_stride[1]] != last) value = X{};
+#endif
+                p.final_states[((i64)b * p.dim + d) * BEFORE + j] = value;
             }
         }
-        if (!more) break;
+#endif
     }
 }

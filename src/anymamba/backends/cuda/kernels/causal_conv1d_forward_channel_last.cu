@@ -2,14 +2,16 @@
 //
 // Formula   As causal_conv1d_forward.cu.
 // Threads   A thread has CHANNELS neighbouring channels and a run of columns that it walks in time, the last WIDTH - 1 columns
-//           in registers; UNROLL columns are read before the first is used. 32 threads lie along channels (a warp reads 256
+//           in registers; the next UNROLL columns are read before these are used (past the end: the last column again, not used). 32 threads lie along channels (a warp reads 256
 //           bytes of one column for 16-bit types), 8 along time. CHANNELS = 1 takes any strides.
 // Bytes     x and out once, and WIDTH - 1 columns per run again (3 / run, mostly L2 hits). Floor as the other layout's.
 #include "causal_conv1d.cuh"
 
 #define LANES 32
 #define RUNS 8
+#ifndef UNROLL
 #define UNROLL 4
+#endif
 
 struct CausalConv1dForwardChannelLastParameters {
     const X* x;
@@ -47,16 +49,13 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
     Column next[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
-        if (begin + u < end) next[u] = load_pack<X, CHANNELS>(x + (begin + u) * p.x_stride[2]);
+        next[u] = load_pack<X, CHANNELS>(x + min(begin + u, p.seqlen - 1) * p.x_stride[2]);
     float column[BEFORE + UNROLL][CHANNELS];
 #pragma unroll
     for (int j = 0; j < BEFORE; ++j) {
         const int t = begin - BEFORE + j;
-        if (t >= 0) {
-            const Column pack = load_pack<X, CHANNELS>(x + t * p.x_stride[2]);
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) column[j][c] = to_float(pack.at[c]);
-        } else {
+        to_floats(column[j], load_pack<X, CHANNELS>(x + max(t, 0) * p.x_stride[2]));
+        if (t < 0) {
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c)
                 column[j][c] =
@@ -77,18 +76,17 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
     for (int t0 = begin; t0 < end; t0 += UNROLL) {
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) column[BEFORE + u][c] = to_float(next[u].at[c]);
+            to_floats(column[BEFORE + u], next[u]);
 #if HAS_SEQ
             owner[BEFORE + u] = t0 + u < end ? seq[(t0 + u) * p.seq_stride[1]] : SEQ(-1);
 #endif
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (t0 + UNROLL + u < end) next[u] = load_pack<X, CHANNELS>(x + (t0 + UNROLL + u) * p.x_stride[2]);
+            next[u] = load_pack<X, CHANNELS>(x + min(t0 + UNROLL + u, p.seqlen - 1) * p.x_stride[2]);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            Column result;
+            float all[CHANNELS];
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
                 float y = bias[c];
@@ -106,8 +104,10 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
 #if HAS_SEQ
                 if (owner[u + BEFORE] < 0) y = 0.0f;
 #endif
-                result.at[c] = from_float<X>(y);
+                all[c] = y;
             }
+            Column result;
+            from_floats(result, all);
             if (t0 + u < end) store_pack<X, CHANNELS>(out + (t0 + u) * p.out_stride[2], result);
         }
 #pragma unroll

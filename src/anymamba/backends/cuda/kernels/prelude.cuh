@@ -108,7 +108,8 @@ __device__ __forceinline__ float silu_derivative(float x) {
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(fast_exp(x)); }
 __device__ __forceinline__ float softplus_derivative(float x) { return x > 20.0f ? 1.0f : sigmoid(x); }
 
-// --- vectors: N elements moved by one access of N * sizeof(Element) bytes (16 at most), aligned to that
+// --- vectors: N elements moved by one access of N * sizeof(Element) bytes (16 at most), aligned to that.
+// Read all that a thread needs before the first use, without branches in between: a load inside an `if` is waited for there.
 
 template <class Element, int N>
 struct alignas(sizeof(Element) * N) Pack {
@@ -124,6 +125,52 @@ template <class Element, int N>
 __device__ __forceinline__ void store_pack(Element* address, const Pack<Element, N>& value) {
     *reinterpret_cast<Pack<Element, N>*>(address) = value;
 }
+
+template <class Element, int N>
+__device__ __forceinline__ void to_floats(float (&to)[N], const Pack<Element, N>& from) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = to_float(from.at[i]);
+}
+// Two bf16 of a word: the low one shifted up, the high one masked; taking 16 bits out first would be an instruction more.
+template <int N>
+__device__ __forceinline__ void to_floats(float (&to)[N], const Pack<bf16, N>& from) {
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) {
+        const unsigned two = *reinterpret_cast<const unsigned*>(&from.at[i]);
+        to[i] = __uint_as_float(two << 16);
+        to[i + 1] = __uint_as_float(two & 0xffff0000u);
+    }
+    if (N % 2) to[N - 1] = to_float(from.at[N - 1]);
+}
+
+// Rounded; one conversion instruction for two where the card has it.
+template <class Element, int N>
+__device__ __forceinline__ void from_floats(Pack<Element, N>& to, const float (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to.at[i] = from_float<Element>(from[i]);
+}
+#if !defined(ANYMAMBA_EMULATED) && __CUDA_ARCH__ >= 800
+template <int N>
+__device__ __forceinline__ void from_floats(Pack<bf16, N>& to, const float (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) {
+        unsigned two;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(from[i + 1]), "f"(from[i]));
+        *reinterpret_cast<unsigned*>(&to.at[i]) = two;
+    }
+    if (N % 2) to.at[N - 1] = from_float<bf16>(from[N - 1]);
+}
+template <int N>
+__device__ __forceinline__ void from_floats(Pack<f16, N>& to, const float (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) {
+        unsigned two;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(from[i + 1]), "f"(from[i]));
+        *reinterpret_cast<unsigned*>(&to.at[i]) = two;
+    }
+    if (N % 2) to.at[N - 1] = from_float<f16>(from[N - 1]);
+}
+#endif
 
 // --- sums in a fixed order: bit-equal in every run
 
