@@ -27,6 +27,7 @@ from benchmarks.measure import Row, copy_bandwidth, save, table  # noqa: E402
 THEIRS = {
     "causal_conv1d": "causal_conv1d",
     "selective_scan": "mamba_ssm.ops.selective_scan_interface",
+    "mamba_block": "mamba_ssm.ops.selective_scan_interface",
     "selective_state_update": "mamba_ssm.ops.triton.selective_state_update",
 }
 
