@@ -1,14 +1,13 @@
-"""Dropout, residual addition and norm in whole-tensor passes, with the backward written out.
+"""Dropout, residual addition and norm, block by block of rows, with the backward written out.
 
-The sum is built in place in float32 (float64 for float64) and is the stored residual wherever the dtypes agree. The norm
-itself is PyTorch's fused one; an RMS norm is a vector norm and one scaled copy. The backward reads the stored sum only.
+Sums and statistics are float32 (float64 for float64). The backward reads the stored sum only.
 """
 
 from __future__ import annotations
 
 import torch
 
-from anymamba.backends.torch._norm import compute_dtype, normalise
+from anymamba.backends.torch._norm import compute_dtype, normalise, row_blocks, widened
 from anymamba.ops.layer_norm import LayerNormBackward, LayerNormForward
 
 __all__ = ["layer_norm_backward", "layer_norm_forward"]
@@ -33,33 +32,39 @@ def layer_norm_forward(
 ) -> LayerNormForward:
     """See `anymamba.ops.layer_norm.LayerNormBackend`."""
     compute = compute_dtype(x, weight, residual)
-    v = x.to(compute)
-    if rowscale is not None:
-        v = v * rowscale.to(compute).unsqueeze(1)
-    if keep is not None:
-        v = _dropped(v, keep, dropout_p)
-    if x1 is not None:
-        v = v + (x1.to(compute) if keep1 is None else _dropped(x1.to(compute), keep1, dropout_p))
-    if residual is not None:
-        v = v + residual
-    residual_out = None
-    if residual_dtype is not None:
-        residual_out = _rows(v, residual_dtype, not_this=x)
+    plain = x1 is None and rowscale is None and keep is None and weight1 is None
+    if plain and x.dtype == out_dtype == compute and residual_dtype in (None, compute):
+        return _fused_forward(x, weight.to(compute), bias, residual, eps, is_rms_norm, residual_dtype is not None)
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
-    out1: torch.Tensor | None = None
-    mean: torch.Tensor | None
-    if weight1 is None and not is_rms_norm:
-        y, means, rstds = torch.native_layer_norm(v, v.shape[1:], w, b, eps)
-        mean, rstd = means.squeeze(1), rstds.squeeze(1)
-    else:
-        y, mean, rstd = normalise(v, eps, is_rms_norm)
-        if weight1 is not None:
-            y1 = y * weight1.to(compute)
-            out1 = _like(x, y1 if bias1 is None else y1.add_(bias1), out_dtype)
+    w1, b1 = None if weight1 is None else weight1.to(compute), None if bias1 is None else bias1.to(compute)
+    out = torch.empty_like(x, dtype=out_dtype)
+    out1 = None if w1 is None else torch.empty_like(out)
+    residual_out = None if residual_dtype is None else x.new_empty(x.shape, dtype=residual_dtype)
+    rstd = x.new_empty(x.shape[0], dtype=compute)
+    mean = None if is_rms_norm else torch.empty_like(rstd)
+    for block, (y, y1) in row_blocks(x, compute, 2):
+        v = y.copy_(x[block])
+        if rowscale is not None:
+            v.mul_(rowscale[block].unsqueeze(1))
+        if keep is not None:
+            _drop(v, keep[block], dropout_p)
+        if x1 is not None:
+            branch = y1.copy_(x1[block])
+            v.add_(branch if keep1 is None else _drop(branch, keep1[block], dropout_p))
+        if residual is not None:
+            v.add_(residual[block])
+        if residual_out is not None:
+            residual_out[block] = v
+        block_mean, block_rstd = normalise(v, eps, is_rms_norm, out=y)
+        rstd[block] = block_rstd.squeeze(1)
+        if mean is not None and block_mean is not None:
+            mean[block] = block_mean.squeeze(1)
+        if out1 is not None and w1 is not None:
+            torch.mul(y, w1, out=y1)
+            out1[block] = y1 if b1 is None else y1.add_(b1)
         y.mul_(w)
-        if b is not None:
-            y.add_(b)
-    return LayerNormForward(_like(x, y, out_dtype), out1, residual_out, mean, rstd)
+        out[block] = y if b is None else y.add_(b)
+    return LayerNormForward(out, out1, residual_out, mean, rstd)
 
 
 def layer_norm_backward(
@@ -86,63 +91,134 @@ def layer_norm_backward(
 ) -> LayerNormBackward:
     """See `anymamba.ops.layer_norm.LayerNormBackend`."""
     compute = compute_dtype(v, weight, rstd)
-    w, scale = weight.to(compute), rstd.to(compute).unsqueeze(1)
-    wide, dy = v.to(compute), dout.to(compute)
-    xhat = wide * scale if mean is None else (wide - mean.unsqueeze(1)).mul_(scale)
-    products = dy * xhat
-    dweight, dbias = products.sum(0), None if bias is None else dy.sum(0)
-    # dv = (g - xhat mean(g xhat) - mean(g)) rstd, where g = dy w + dy1 w1; an RMS norm lacks the last mean
-    dweight1 = dbias1 = None
-    if weight1 is None or dout1 is None:
-        mean_product = torch.mv(products, w).div_(v.shape[1]).unsqueeze(1)
-        dv = torch.mul(dy, w, out=products)
-    else:
-        w1, dy1 = weight1.to(compute), dout1.to(compute)
-        products1 = dy1 * xhat
-        dweight1, dbias1 = products1.sum(0), None if bias1 is None else dy1.sum(0)
-        mean_product = (torch.mv(products, w) + torch.mv(products1, w1)).div_(v.shape[1]).unsqueeze(1)
-        dv = torch.mul(dy, w, out=products).addcmul_(dy1, w1)
-    out = None
-    if mean is not None:
-        dv.sub_(dv.mean(1, keepdim=True))
-    dv.addcmul_(xhat, mean_product, value=-1).mul_(scale)
-    if dresidual_out is not None:
-        dv.add_(dresidual_out)
-    if recompute_out:
-        y = xhat.mul_(w)
-        out = _rows(y if bias is None else y.add_(bias), dout.dtype)
-    dresidual = _rows(dv, v.dtype) if has_residual else None
+    plain = not has_x1 and rowscale is None and keep is None and weight1 is None and not recompute_out
+    if plain and mean is not None and v.dtype == x_dtype == dout.dtype == compute:
+        return _fused_backward(dout, v, weight, bias, dresidual_out, mean, rstd, has_residual)
+    dim = v.shape[1]
+    w, b = weight.to(compute), None if bias is None else bias.to(compute)
+    w1 = None if weight1 is None else weight1.to(compute)
+    dweight, dbias = torch.zeros_like(w), torch.zeros_like(w)
+    dweight1, dbias1 = torch.zeros_like(w), torch.zeros_like(w)
+    dx = v.new_empty(v.shape, dtype=x_dtype)
+    # Where nothing stands between the sum and an input, their gradients are one tensor
+    same = keep is None and rowscale is None
+    dresidual = None
+    if has_residual:
+        dresidual = dx if same and v.dtype == x_dtype else v.new_empty(v.shape)
     dx1 = None
     if has_x1:
-        dx1 = _rows(dv if keep1 is None else _dropped(dv, keep1, dropout_p), x_dtype)
-    dx = dv if keep is None else _dropped(dv, keep, dropout_p)
-    if rowscale is not None:
-        dx = dx * rowscale.unsqueeze(1)
+        dx1 = dx if same and keep1 is None else torch.empty_like(dx)
+    out = v.new_empty(v.shape, dtype=dout.dtype) if recompute_out else None
+    for block, (xhat, products, first, second) in row_blocks(v, compute, 4):
+        scale = rstd[block].to(compute).unsqueeze(1)
+        wide, dy = widened(v[block], first), widened(dout[block], second)
+        if mean is not None:
+            wide = torch.sub(wide, mean[block].unsqueeze(1), out=xhat)
+        torch.mul(wide, scale, out=xhat)
+        torch.mul(dy, xhat, out=products)
+        dweight += products.sum(0)
+        if b is not None:
+            dbias += dy.sum(0)
+        # dv = (g - xhat mean(g xhat) - mean(g)) rstd, where g = dy w + dy1 w1; an RMS norm lacks the last mean
+        mean_product = torch.mv(products, w)
+        dv = torch.mul(dy, w, out=products)
+        if w1 is not None and dout1 is not None:
+            dy1 = dout1[block].to(compute)
+            products1 = dy1 * xhat
+            dweight1 += products1.sum(0)
+            if bias1 is not None:
+                dbias1 += dy1.sum(0)
+            mean_product += torch.mv(products1, w1)
+            dv.addcmul_(dy1, w1)
+        if mean is not None:
+            dv.sub_(dv.mean(1, keepdim=True))
+        dv.addcmul_(xhat, mean_product.div_(dim).unsqueeze(1), value=-1).mul_(scale)
+        if dresidual_out is not None:
+            dv.add_(dresidual_out[block])
+        if out is not None:
+            y = xhat.mul_(w)
+            out[block] = y if b is None else y.add_(b)
+        if dresidual is not None and dresidual is not dx:
+            dresidual[block] = dv
+        if dx1 is not None and dx1 is not dx:
+            dx1[block] = dv if keep1 is None else _drop(xhat.copy_(dv), keep1[block], dropout_p)
+        if keep is not None:
+            _drop(dv, keep[block], dropout_p)
+        if rowscale is not None:
+            dv.mul_(rowscale[block].unsqueeze(1))
+        dx[block] = dv
     return LayerNormBackward(
-        _rows(dx, x_dtype),
-        _like(weight, dweight),
-        None if bias is None or dbias is None else _like(bias, dbias),
+        dx,
+        torch.empty_like(weight).copy_(dweight),
+        None if bias is None else torch.empty_like(bias).copy_(dbias),
         dresidual,
         dx1,
-        None if weight1 is None or dweight1 is None else _like(weight1, dweight1),
-        None if bias1 is None or dbias1 is None else _like(bias1, dbias1),
+        None if weight1 is None else torch.empty_like(weight1).copy_(dweight1),
+        None if bias1 is None else torch.empty_like(bias1).copy_(dbias1),
         out,
     )
 
 
-def _dropped(x: torch.Tensor, keep: torch.Tensor, dropout_p: float) -> torch.Tensor:
-    """Return x where it is kept, scaled up for what is dropped; zero elsewhere (also for an infinite x)."""
-    return torch.where(keep, x, 0).mul_(1 / (1 - dropout_p))
+def _fused_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    eps: float,
+    is_rms_norm: bool,
+    store: bool,
+) -> LayerNormForward:
+    """All of one dtype, without dropout and second branch: the sum and the output are all the fresh memory there is."""
+    v = x if residual is None else x + residual
+    out = torch.empty_like(x)
+    b = None if bias is None else bias.to(weight.dtype)
+    mean: torch.Tensor | None = None
+    if is_rms_norm:
+        y = torch.empty_like(v)
+        _, rstd = normalise(v, eps, True, out=y)
+        y.mul_(weight)
+        if b is not None:
+            y.add_(b)
+    else:
+        y, mean, rstd = torch.native_layer_norm(v, v.shape[1:], weight, b, eps)
+    out = y if y.stride() == out.stride() else out.copy_(y)
+    residual_out = None
+    if store:
+        residual_out = v if v is not x and v.is_contiguous() else x.new_empty(x.shape).copy_(v)
+    return LayerNormForward(out, None, residual_out, None if mean is None else mean.squeeze(1), rstd.squeeze(1))
 
 
-def _like(tensor: torch.Tensor, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return `value` in the layout of `tensor`; itself where it is that already."""
-    found = torch.empty_like(tensor, dtype=dtype)
-    return value if (value.dtype, value.stride()) == (found.dtype, found.stride()) else found.copy_(value)
+def _fused_backward(
+    dout: torch.Tensor,
+    v: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dresidual_out: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    has_residual: bool,
+) -> LayerNormBackward:
+    """The backward of `_fused_forward`."""
+    w = weight.to(v.dtype)
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dout.contiguous(), v.contiguous(), v.shape[1:], mean.unsqueeze(1), rstd.unsqueeze(1), w,
+        None if bias is None else w, [True, True, bias is not None],
+    )  # fmt: skip
+    if dresidual_out is not None:
+        dx.add_(dresidual_out)
+    dx = dx.contiguous()
+    return LayerNormBackward(
+        dx,
+        torch.empty_like(weight).copy_(dweight),
+        None if bias is None else torch.empty_like(bias).copy_(dbias),
+        dx if has_residual else None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
-def _rows(value: torch.Tensor, dtype: torch.dtype, not_this: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `value` contiguous in `dtype`; itself where it is that already, unless it is an input."""
-    if value is not not_this and value.dtype == dtype and value.is_contiguous():
-        return value
-    return torch.empty(value.shape, dtype=dtype, device=value.device).copy_(value)
+def _drop(x: torch.Tensor, keep: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Zero x in place where it is not kept (also an infinite one), scale it up for that where it is."""
+    return x.masked_fill_(~keep, 0).mul_(1 / (1 - dropout_p))

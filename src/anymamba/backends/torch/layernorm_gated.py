@@ -1,14 +1,14 @@
-"""The gated norm in whole-tensor passes, with its backward written out.
+"""The gated norm, block by block of rows, with its backward written out.
 
-The normalised values come from PyTorch's own layer norm (one fused pass) or, for an RMS norm, from a vector norm; all in
-float32 (float64 for float64). The backward needs xhat and the statistics only, and writes in place where it may.
+Everything between is float32 (float64 for float64). The backward computes the normalised values again from the inputs and
+the statistics.
 """
 
 from __future__ import annotations
 
 import torch
 
-from anymamba.backends.torch._norm import compute_dtype, normalise, silu_gradient
+from anymamba.backends.torch._norm import compute_dtype, normalise, row_blocks, silu_gradient, widened
 
 __all__ = ["layernorm_gated_backward", "layernorm_gated_forward"]
 
@@ -27,17 +27,26 @@ def layernorm_gated_forward(
     compute = compute_dtype(x, weight)
     rows, dim = x.shape
     groups = dim // group_size
-    gate = None if z is None else torch.nn.functional.silu(z.to(compute))
-    v = x.to(compute)
-    if gate is not None and not norm_before_gate:
-        v = gate.mul_(v)
-    xhat, mean, rstd = normalise(v.reshape(rows, groups, group_size), eps, is_rms_norm)
-    y = _affine(xhat.view(rows, dim), weight.to(compute), None if bias is None else bias.to(compute))
-    if gate is not None and norm_before_gate:
-        y.mul_(gate)
+    w, b = weight.to(compute), None if bias is None else bias.to(compute)
     out = torch.empty_like(x)
-    out = y if y.dtype == out.dtype and y.stride() == out.stride() else out.copy_(y)
-    return out, None if mean is None else _flat(mean), _flat(rstd)
+    rstd = torch.empty(groups, rows, dtype=compute, device=x.device)
+    mean = None if is_rms_norm else torch.empty_like(rstd)
+    for block, (y, gate) in row_blocks(x, compute, 2):
+        y.copy_(x[block])
+        if z is not None:
+            torch.nn.functional.silu(gate.copy_(z[block]), inplace=True)
+            if not norm_before_gate:
+                y.mul_(gate)
+        by_group = y.view(-1, groups, group_size)
+        block_mean, block_rstd = normalise(by_group, eps, is_rms_norm, out=by_group)
+        _affine(y, w, b)
+        if z is not None and norm_before_gate:
+            y.mul_(gate)
+        out[block] = y
+        rstd[:, block] = block_rstd.squeeze(2).t()
+        if mean is not None and block_mean is not None:
+            mean[:, block] = block_mean.squeeze(2).t()
+    return out, None if mean is None else mean.view(-1), rstd.view(-1)
 
 
 def layernorm_gated_backward(
@@ -55,58 +64,60 @@ def layernorm_gated_backward(
     recompute_out: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
-    compute = compute_dtype(x, weight)
+    compute = compute_dtype(x, weight, rstd)
     rows, dim = x.shape
     groups = dim // group_size
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
-    gate = slope = out = dz = None
-    if z is not None:
-        gate, slope = silu_gradient(z.to(compute))
-    columns = x.to(compute)
-    v = columns if gate is None or norm_before_gate else columns * gate
-    by_group = (rows, groups, 1)
-    scale = rstd.view(groups, rows).t().reshape(by_group)
-    xhat = v.reshape(rows, groups, group_size)
-    if mean is not None:
-        xhat = xhat - mean.view(groups, rows).t().reshape(by_group)
-    xhat = (xhat * scale).view(rows, dim)
-    dy = dout.to(compute)
-    if gate is not None and slope is not None and norm_before_gate:
-        y = _affine(xhat.clone(), w, b)
-        dz = slope.mul_(dy).mul_(y)
-        dy = dy * gate
-        if recompute_out:
-            out = torch.empty_like(x).copy_(y.mul_(gate))
-    elif recompute_out:
-        out = torch.empty_like(x).copy_(_affine(xhat.clone(), w, b))
-    products = dy * xhat
-    dweight = products.sum(0)
-    dbias = dy.sum(0) if b is not None else None
-    # dx = (dy w - xhat mean(dy w xhat) - mean(dy w)) rstd, means over the group; an RMS norm lacks the last
-    mean_product = products.mul_(w).view(rows, groups, group_size).mean(-1, keepdim=True)
-    dv = torch.mul(dy, w, out=products).view(rows, groups, group_size)
-    if mean is not None:
-        dv.sub_(dv.mean(-1, keepdim=True))
-    dv.addcmul_(xhat.view(rows, groups, group_size), mean_product, value=-1).mul_(scale)
-    dx = dv.view(rows, dim)
-    if gate is not None and slope is not None and not norm_before_gate:
-        dz = slope.mul_(columns).mul_(dx)
-        dx = dx.mul_(gate)
+    dx = torch.empty_like(x)
+    dz = None if z is None else torch.empty_like(z)
+    out = torch.empty_like(x) if recompute_out else None
+    dweight = torch.zeros_like(w)
+    dbias = None if b is None else torch.zeros_like(b)
+    by_group = (-1, groups, group_size)
+    for block, (xhat, gate, slope, y, first, second) in row_blocks(x, compute, 6):
+        columns, dy = widened(x[block], first), widened(dout[block], second)
+        if z is not None:
+            silu_gradient(widened(z[block], xhat), gate, slope)
+        v = torch.mul(columns, gate, out=xhat) if z is not None and not norm_before_gate else columns
+        scale = rstd.view(groups, rows)[:, block].t().unsqueeze(2)  # (rows, groups, 1)
+        xhat3 = xhat.view(by_group)
+        if mean is not None:
+            v = torch.sub(v.reshape(by_group), mean.view(groups, rows)[:, block].t().unsqueeze(2), out=xhat3)
+        torch.mul(v.reshape(by_group), scale, out=xhat3)
+        if out is not None or (z is not None and norm_before_gate):
+            _affine(y.copy_(xhat), w, b)
+            if dz is not None and norm_before_gate:
+                dz[block] = slope.mul_(dy).mul_(y)
+                y.mul_(gate)
+                dy = torch.mul(dy, gate, out=second)
+            if out is not None:
+                out[block] = y
+        products = torch.mul(dy, xhat, out=y)
+        dweight += products.sum(0)
+        if dbias is not None:
+            dbias += dy.sum(0)
+        # dv = (dy w - xhat mean(dy w xhat) - mean(dy w)) rstd, means over the group; an RMS norm lacks the last
+        mean_product = products.mul_(w).view(by_group).mean(2, keepdim=True)
+        dcolumns = torch.mul(dy, w, out=products)
+        dv = dcolumns.view(by_group)
+        if mean is not None:
+            dv.sub_(dv.mean(2, keepdim=True))
+        dv.addcmul_(xhat3, mean_product, value=-1).mul_(scale)
+        if dz is not None and not norm_before_gate:
+            dz[block] = slope.mul_(columns).mul_(dcolumns)
+            dcolumns.mul_(gate)
+        dx[block] = dcolumns
     return (
-        torch.empty_like(x).copy_(dx),
+        dx,
         torch.empty_like(weight).copy_(dweight),
         None if bias is None or dbias is None else torch.empty_like(bias).copy_(dbias),
-        None if z is None or dz is None else torch.empty_like(z).copy_(dz),
+        dz,
         out,
     )
 
 
-def _affine(xhat: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return xhat * weight + bias, in xhat's memory."""
+def _affine(xhat: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Make xhat * weight + bias of xhat."""
     xhat.mul_(weight)
-    return xhat if bias is None else xhat.add_(bias)
-
-
-def _flat(statistic: torch.Tensor) -> torch.Tensor:
-    """Return a (rows, groups) statistic as (groups * rows,)."""
-    return statistic.t().reshape(-1)
+    if bias is not None:
+        xhat.add_(bias)
