@@ -128,10 +128,9 @@ def test_combined_forward_and_backward_return_what_upstreams_do(packed: bool) ->
         [wanted, wanted_states[0]], [*(leaves[name] for name in order), options["initial_states"]], [dout, dfinal]
     )
     dx = torch.empty(1, 21, 8, 3, dtype=torch.float64)[:, :, ::2]
-    with torch.no_grad():
-        *found, again = ssd_pieces._mamba_chunk_scan_combined_bwd(
-            dout, out=ungated, chunk_size=8, **leaves, **options, dfinal_states=dfinal, dx=dx, recompute_output=True
-        )
+    *found, again = ssd_pieces._mamba_chunk_scan_combined_bwd(
+        dout, out=ungated, chunk_size=8, **leaves, **options, dfinal_states=dfinal, dx=dx, recompute_output=True
+    )
     assert found[0] is dx
     torch.testing.assert_close(tuple(found), gradients)
     torch.testing.assert_close(again, out)

@@ -229,7 +229,7 @@ def _state_passing_fwd(
     before = []
     for chunk in range(states.shape[1]):
         before.append(state)
-        state = passing[:, :, chunk, None] * state + states[:, chunk].to(compute)
+        state = torch.addcmul(states[:, chunk].to(compute), passing[:, :, chunk, None], state)
     return torch.stack(before, dim=1).to(states.dtype if out_dtype is None else out_dtype), state
 
 
@@ -496,10 +496,11 @@ def _mamba_chunk_scan_combined_bwd(
 
     `out`, the output before the gate, is not needed here. dx, ddt, dB, dC, dz receive the gradients where given.
     """
-    found = ssd._backward(
-        dout, dfinal_states, None, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, None,
-        dt_softplus, *dt_limit, into=ssd.SsdBuffers(dx, ddt, dB, dC, dz), recompute_out=recompute_output,
-    )  # fmt: skip
+    with torch.no_grad():
+        found = ssd._backward(
+            dout, dfinal_states, None, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, None,
+            dt_softplus, *dt_limit, into=ssd.SsdBuffers(dx, ddt, dB, dC, dz), recompute_out=recompute_output,
+        )  # fmt: skip
     return found if recompute_output else found[:-1]
 
 
