@@ -28,9 +28,9 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
 THREADS = 256
-LANES, RUNS, UNROLL = 32, 8, 4  # of the channel-last kernels
+LANES, RUNS, UNROLL = 32, 8, 8  # of the channel-last kernels
 PIECES = 4  # of the kernel for rows, forward
-BLOCKS_PER_MULTIPROCESSOR = 32  # with fewer blocks than this the card is not filled evenly
+BLOCKS_PER_MULTIPROCESSOR = 8  # that fill the card: more would be shorter, and ending a block costs too
 
 
 def refusal(operator: Operator, call: Any) -> str | None:
@@ -296,7 +296,7 @@ def _forward_plan(
     bias, seq_idx, initial = _facts(bias_key), _facts(seq_idx_key), _facts(initial_key)
     batch, dim, seqlen = x.shape
     channels = _channels(x, out)
-    aligned = not channels and _aligned(x, out)
+    aligned = not channels and _aligned(1, x, out)
     variant = _variant(
         "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype, weight.shape[1],
         silu, aligned, has_states,
@@ -306,9 +306,9 @@ def _forward_plan(
         *x.stride, *out.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2), *_stride(initial, 3),
     )  # fmt: skip
     if channels:
-        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 8, 64)
+        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device)
         return kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
-    pieces = _pieces(x, aligned)
+    pieces = _pieces(1, x, aligned)
     bits = min((-(-pieces // PIECES) - 1).bit_length(), 8)
     groups = -(-dim // (THREADS >> bits))
     grid = (batch * groups, -(-pieces // (PIECES << bits)), 1)
@@ -340,7 +340,7 @@ def _backward_plan(
     batch, dim, seqlen = x.shape
     width = weight.shape[1]
     channels = _channels(x, dout, dx)
-    aligned = not channels and _aligned(x, dout, dx)
+    aligned = not channels and _aligned(2, x, dout, dx)
     bias_dtype = (bias or weight).dtype
     variant = _variant(
         "backward", channels, x.dtype, weight.dtype, bias_dtype, seq_idx and seq_idx.dtype, width, silu, aligned,
@@ -352,7 +352,7 @@ def _backward_plan(
         *_stride(initial, 3), *_stride(dfinal, 3), *dweight.stride, *_stride(dbias, 1), *_stride(dinitial, 3),
     )  # fmt: skip
     if channels:
-        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device, 32, 128)
+        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device)
         plan = kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
         count = grid[0]
     else:
@@ -407,26 +407,26 @@ def _channels(*tensors: Facts) -> int:
     return 4
 
 
-def _aligned(*tensors: Facts) -> bool:
-    """Return whether all rows start at 16 bytes, are contiguous, and end with a whole vector."""
+def _aligned(vectors: int, *tensors: Facts) -> bool:
+    """Return whether all rows are contiguous, start at 16 bytes and are whole pieces of that many vectors."""
     for tensor in tensors:
         vector = 16 // SIZES[tensor.dtype]
         of_batch, of_dim, of_time = tensor.stride
-        if of_time != 1 or of_batch % vector or of_dim % vector or tensor.past or tensor.shape[2] % vector:
+        if of_time != 1 or of_batch % vector or of_dim % vector or tensor.past or tensor.shape[2] % (vectors * vector):
             return False
     return True
 
 
-def _pieces(x: Facts, aligned: bool) -> int:
-    """Return how many vectors a row has; one more where its start may lie within one."""
+def _pieces(vectors: int, x: Facts, aligned: bool) -> int:
+    """Return how many pieces of that many vectors a row has, at most: its start may lie within a vector."""
     vector = 16 // SIZES[x.dtype]
-    return -(-(x.shape[2] + (0 if aligned else vector - 1)) // vector)
+    return -(-(x.shape[2] + (0 if aligned else vector - 1)) // (vectors * vector))
 
 
 def _rows_grid(x: Facts, aligned: bool, device: int) -> tuple[int, int, int, tuple[int, int, int]]:
     """Return log2 of the threads along time, the tiles of a channel, those along time, and the grid (backward)."""
     batch, dim, _ = x.shape
-    pieces = _pieces(x, aligned)
+    pieces = _pieces(2, x, aligned)
     bits = min((pieces - 1).bit_length(), 8)
     along_time = -(-pieces // (1 << bits))
     tiles = -(-batch // (THREADS >> bits)) * along_time
@@ -436,13 +436,17 @@ def _rows_grid(x: Facts, aligned: bool, device: int) -> tuple[int, int, int, tup
 
 
 def _channel_last_grid(
-    batch: int, dim: int, seqlen: int, channels: int, device: int, least: int, most: int
+    batch: int, dim: int, seqlen: int, channels: int, device: int
 ) -> tuple[int, int, tuple[int, int, int]]:
-    """Return the columns of a thread's run, the tiles along time, and the grid."""
+    """Return the columns of a thread's run, the tiles along time, and the grid.
+
+    Long runs cost least (a run reads WIDTH - 1 columns and the weights before it starts), as long as two blocks a
+    multiprocessor are left and a tile of 8 runs is not longer than the row.
+    """
     across = -(-dim // (LANES * channels))
-    threads = BLOCKS_PER_MULTIPROCESSOR // 4 * _multiprocessors(device) * RUNS
-    run = batch * seqlen * across // threads // UNROLL * UNROLL
-    run = min(max(run, least), most, -(-seqlen // UNROLL) * UNROLL)
+    run = batch * seqlen * across // (2 * _multiprocessors(device) * RUNS)
+    run = min(max(run, UNROLL), 128, -(-seqlen // RUNS))
+    run = -(-run // UNROLL) * UNROLL
     tiles = -(-seqlen // (RUNS * run))
     return run, tiles, (batch * tiles, across, 1)
 

@@ -11,9 +11,7 @@
 
 #define LANES 32
 #define RUNS 8
-#ifndef UNROLL
 #define UNROLL 4
-#endif
 
 struct CausalConv1dBackwardChannelLastParameters {
     const X* x;
@@ -37,8 +35,14 @@ struct CausalConv1dBackwardChannelLastParameters {
 };
 
 typedef Pack<X, CHANNELS> Column;
+struct Yes {
+    static constexpr bool value = true;
+};
+struct No {
+    static constexpr bool value = false;
+};
 
-extern "C" __global__ void __launch_bounds__(LANES* RUNS)
+extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
     causal_conv1d_backward_channel_last(const CausalConv1dBackwardChannelLastParameters p) {
     const int lane = threadIdx.x % LANES, run_in_block = threadIdx.x / LANES;
     const int d = (blockIdx.y * LANES + lane) * CHANNELS;
@@ -63,13 +67,15 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
         SEQ owner[BEFORE + UNROLL];
         const SEQ last_owner = seq[(p.seqlen - 1) * p.seq_stride[1]];
 #endif
-        float w[WIDTH][CHANNELS], bias[CHANNELS];
+        float w[WIDTH][CHANNELS], scaled[WIDTH][CHANNELS], scaled_bias[CHANNELS];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
-            bias[c] = p.bias ? to_float(p.bias[(d + c) * p.bias_stride]) : 0.0f;
+            scaled_bias[c] = p.bias ? -LOG2E * to_float(p.bias[(d + c) * p.bias_stride]) : 0.0f;
 #pragma unroll
-            for (int k = 0; k < WIDTH; ++k)
+            for (int k = 0; k < WIDTH; ++k) {
                 w[k][c] = to_float(p.weight[(d + c) * p.weight_stride[0] + k * p.weight_stride[1]]);
+                scaled[k][c] = -LOG2E * w[k][c];
+            }
         }
         // Windows: column[j] and dy[j] are those of s - BEFORE + j.
         float column[BEFORE + UNROLL][CHANNELS], dy[BEFORE + UNROLL][CHANNELS];
@@ -91,13 +97,20 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
         }
         // The first run also makes dinitial_states: dx of the columns before the first.
         const int first_written = begin == 0 && p.dinitial_states ? -BEFORE : begin;
-        for (int s0 = begin; s0 < end + BEFORE; s0 += UNROLL) {
+        const X *next_x = x + begin * p.x_stride[2], *next_dout = dout + begin * p.dout_stride[2];
+        X* next_dx = dx + (i64)(begin - BEFORE) * p.dx_stride[2];
+        // FULL: all UNROLL columns are the run's own; else some are the next run's, or past the end (the last column again).
+        auto group = [&](auto full, int s0) {
+            constexpr bool FULL = decltype(full)::value;
             Column of_x[UNROLL], of_dout[UNROLL];
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {  // past the end: the last column again, dy of it made 0
-                const i64 s = min(s0 + u, p.seqlen - 1);
-                of_x[u] = load_pack<X, CHANNELS>(x + s * p.x_stride[2]);
-                of_dout[u] = load_pack<X, CHANNELS>(dout + s * p.dout_stride[2]);
+            for (int u = 0; u < UNROLL; ++u) {
+                of_x[u] = load_pack<X, CHANNELS>(next_x);
+                of_dout[u] = load_pack<X, CHANNELS>(next_dout);
+                if (FULL ? u + 1 < UNROLL || s0 + UNROLL < p.seqlen : s0 + u + 1 < p.seqlen) {
+                    next_x += p.x_stride[2];
+                    next_dout += p.dout_stride[2];
+                }
             }
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
@@ -112,23 +125,25 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
                 for (int c = 0; c < CHANNELS; ++c) {
                     float gradient = gradients[c];
 #if SILU
-                    float y = bias[c];
+                    float y = scaled_bias[c];  // times -log2(e)
 #pragma unroll
                     for (int k = 0; k < WIDTH; ++k) {
 #if HAS_SEQ
-                        y += owner[u + k] == owner[u + BEFORE] ? w[k][c] * column[u + k][c] : 0.0f;
+                        y += owner[u + k] == owner[u + BEFORE] ? scaled[k][c] * column[u + k][c] : 0.0f;
 #else
-                        y = __fmaf_rn(w[k][c], column[u + k][c], y);
+                        y = __fmaf_rn(scaled[k][c], column[u + k][c], y);
 #endif
                     }
-                    gradient *= silu_derivative(y);
+                    // silu'(y) = gate * (1 + y * (1 - gate))
+                    const float gate = fast_reciprocal(1.0f + fast_exp2(y));
+                    gradient *= gate * __fmaf_rn(y, __fmaf_rn(gate, LN2, -LN2), 1.0f);
 #endif
 #if HAS_SEQ
                     if (owner[u + BEFORE] < 0) gradient = 0.0f;
 #endif
-                    if (s >= p.seqlen) gradient = 0.0f;
+                    if (!FULL && s >= p.seqlen) gradient = 0.0f;
                     dy[BEFORE + u][c] = gradient;
-                    if (s < end) {
+                    if (FULL || s < end) {
                         sums[WIDTH][c] += gradient;
 #pragma unroll
                         for (int k = 0; k < WIDTH; ++k) {
@@ -146,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
 #endif
                         sum = __fmaf_rn(w[k][c], dy[u + BEFORE - k][c], sum);
                     }
-                    if (p.dfinal_states && t >= p.seqlen - BEFORE && t < p.seqlen) {
+                    if (!FULL && p.dfinal_states && t >= p.seqlen - BEFORE && t < p.seqlen) {
                         float add = to_float(
                             p.dfinal_states[b * p.dfinal_stride[0] + (d + c) * p.dfinal_stride[1] +
                                             (t - p.seqlen + BEFORE) * p.dfinal_stride[2]]
@@ -160,9 +175,9 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
                 }
                 Column result;
                 from_floats(result, all);
-                if (t >= begin && t < end) {
-                    store_pack<X, CHANNELS>(dx + t * p.dx_stride[2], result);
-                } else if (t >= first_written && t < 0) {
+                if (t >= begin && (FULL || t < end)) store_pack<X, CHANNELS>(next_dx, result);
+                next_dx += p.dx_stride[2];
+                if (s0 == begin && t < 0 && t >= first_written) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c)
                         p.dinitial_states[b * p.dinitial_stride[0] + (d + c) * p.dinitial_stride[1] +
@@ -180,7 +195,12 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
                 owner[j] = owner[UNROLL + j];
 #endif
             }
-        }
+        };
+        int s0 = begin;
+#pragma unroll 1
+        for (; s0 + UNROLL <= end; s0 += UNROLL) group(Yes(), s0);
+#pragma unroll 1
+        for (; s0 < end + BEFORE; s0 += UNROLL) group(No(), s0);
     }
 
     __shared__ float of_run[RUNS][WIDTH + 1][LANES * CHANNELS];

@@ -15,9 +15,7 @@
 #include "causal_conv1d.cuh"
 
 #define THREADS 256
-#ifndef PIECES
 #define PIECES 4
-#endif
 #define VEC (16 / (int)sizeof(X))
 #define HALO (WIDTH == 2 ? 2 : 4)
 
@@ -88,9 +86,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_forward(cons
     Piece pieces[PIECES];
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) pieces[i] = read_piece(p, row, initial, first + i * step);
-#if PIN
-    __syncwarp();
-#endif
     float w[WIDTH];
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) w[k] = to_float(p.weight[d * p.weight_stride[0] + k * p.weight_stride[1]]);

@@ -9,9 +9,7 @@
 
 #define LANES 32
 #define RUNS 8
-#ifndef UNROLL
-#define UNROLL 4
-#endif
+#define UNROLL 8
 
 struct CausalConv1dForwardChannelLastParameters {
     const X* x;
