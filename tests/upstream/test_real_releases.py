@@ -31,6 +31,7 @@ from mamba_ssm import Mamba, Mamba2, MambaLMHeadModel
 from mamba_ssm.models.config_mamba import MambaConfig
 x = torch.randn(2, 64, 16)
 print(Mamba(d_model=16, d_state=16, d_conv=4, expand=2)(x).shape)
+print(Mamba2(d_model=16, d_state=16, headdim=8, chunk_size=32)(x).shape)
 config = MambaConfig(d_model=16, n_layer=2, vocab_size=50, ssm_cfg={"layer": "Mamba1"}, rms_norm=True, fused_add_norm=True)
 model = MambaLMHeadModel(config).eval()
 prompt = torch.randint(0, 50, (1, 5))
@@ -53,7 +54,7 @@ def test_the_guides_pair_is_installed_proved_and_taken_back(python: Path) -> Non
     result = run_in(str(python), ["-c", SCRIPT])
     assert result.returncode == 0, result.stderr[-3000:]
     shapes = [line for line in result.stdout.splitlines() if line.startswith("torch.Size")]
-    assert shapes == ["torch.Size([2, 64, 16])", "torch.Size([1, 12])"]
+    assert shapes == ["torch.Size([2, 64, 16])", "torch.Size([2, 64, 16])", "torch.Size([1, 12])"]
     listed = subprocess.run([python, "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
     assert "2.2.2+anymamba.1" in listed and "1.4.0+anymamba.1" in listed
     uninstall(python)

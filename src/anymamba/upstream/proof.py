@@ -59,17 +59,21 @@ def _convolution() -> list[int]:
 def _guide() -> list[int]:
     import torch
 
-    importlib.import_module("selective_scan_cuda")
+    extension, package = importlib.import_module("selective_scan_cuda"), importlib.import_module("mamba_ssm")
+    _check(callable(extension.fwd), "selective_scan_cuda has no fwd")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(2, 64, 16, device=device)
-    layer = importlib.import_module("mamba_ssm").Mamba(d_model=16, d_state=16, d_conv=4, expand=2).to(device)
-    y = layer(x)
-    _check(tuple(y.shape) == (2, 64, 16), f"Mamba gave shape {tuple(y.shape)}, not (2, 64, 16)")
-    _check(bool(torch.isfinite(y).all()), "Mamba gave values that are not finite")
-    y.sum().backward()
-    bad = [name for name, p in layer.named_parameters() if p.grad is None or not bool(torch.isfinite(p.grad).all())]
-    _check(not bad, f"Mamba's backward gave no finite gradient for {', '.join(bad)}")
-    return list(y.shape)
+    layers = {"Mamba": package.Mamba(d_model=16, d_state=16, d_conv=4, expand=2)}
+    if hasattr(package, "Mamba2"):  # since 2.0
+        layers["Mamba2"] = package.Mamba2(d_model=16, d_state=16, headdim=8, chunk_size=32)
+    for name, layer in layers.items():
+        y = layer.to(device)(x)
+        _check(y.shape == x.shape, f"{name} gave shape {tuple(y.shape)}, not {tuple(x.shape)}")
+        _check(bool(torch.isfinite(y).all()), f"{name} gave values that are not finite")
+        y.sum().backward()
+        bad = [part for part, p in layer.named_parameters() if p.grad is None or not bool(torch.isfinite(p.grad).all())]
+        _check(not bad, f"{name}'s backward gave no finite gradient for {', '.join(bad)}")
+    return list(x.shape)
 
 
 if __name__ == "__main__":

@@ -155,3 +155,10 @@ def test_kept_modules_import_one_another() -> None:
     source = "from mamba_ssm.ops.triton.a import x  # why\ndef f():\n    from mamba_ssm.ops.triton.a import (\n y,)\n"
     edited = rule.edit(source)
     assert edited.count("from mamba_ssm._upstream.ops.triton.a import") == 2 and "# why" in edited
+
+
+def test_the_release_that_imports_from_its_authors_tree_imports_itself() -> None:
+    source = "from src.ops.a import (\n    x,\n)\ndef f():\n    from src.ops.b import y\n    return 'from src.ops'\n"
+    edited = _edit("source-imports", source)
+    assert edited.count("from mamba_ssm.ops.") == 2 and "'from src.ops'" in edited
+    assert not RULES["source-imports"].applies_to("mamba_ssm", "2.0.1")

@@ -17,6 +17,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "triton.layer_norm": ("layer_norm",),
     "triton.layernorm": ("layer_norm",),
     "triton.layernorm_gated": ("layernorm_gated",),
+    "triton.k_activation": ("swiglu",),
     "triton.k_activations": ("swiglu",),
     "triton.selective_state_update": ("selective_state_update",),
     "triton.ssd_combined": ("ssd", "mamba_split_conv1d_scan", "ssd_pieces"),
