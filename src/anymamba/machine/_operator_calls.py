@@ -6,6 +6,7 @@ shape. A new operator is one more function in CALLS.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -118,8 +119,8 @@ def devices(torch: Any) -> list[str]:
     return [*found, "cpu"]
 
 
-def run(torch: Any, name: str, device: str) -> dict[str, Any]:
-    """Call one operator forward and backward; return the fields of an `OperatorRun`."""
+def run(torch: Any, name: str, device: str, *, backend: str | None = None) -> dict[str, Any]:
+    """Call one operator forward and backward, on `backend` or the one chosen; return the fields of an `OperatorRun`."""
     start = time.perf_counter()
     answer: dict[str, Any] = {"operator": name, "device": device, "ok": False}
     try:
@@ -129,16 +130,19 @@ def run(torch: Any, name: str, device: str) -> dict[str, Any]:
             return {**answer, "ok": None, "problem": "this version of anymamba does not have it yet"}
         known = set(backends._chosen)
         new = _Inputs(torch, device)
-        out = CALLS[name](ops, new)
-        out = out[0] if isinstance(out, tuple) else out
-        if new.leaves:
-            out.float().square().sum().backward()
+        with contextlib.nullcontext() if backend is None else backends.use_backend(backend):
+            out = CALLS[name](ops, new)
+            out = out[0] if isinstance(out, tuple) else out
+            if new.leaves:
+                out.float().square().sum().backward()
         results = [out, *(leaf.grad for leaf in new.leaves)]
         finite = all(result is not None and bool(torch.isfinite(result).all()) for result in results)
         answer["ok"] = finite
         answer["problem"] = "" if finite else "the result or a gradient is missing or not finite"
         answer["backend"] = _backend(backends, known, name)
     except Exception as failure:
+        if backend is not None and type(failure).__name__ == "BackendRefusedError":
+            answer["ok"] = None  # another backend may do it; the second round asks
         answer["problem"] = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
     answer["seconds"] = round(time.perf_counter() - start, 3)
     return answer

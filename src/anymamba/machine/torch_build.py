@@ -22,8 +22,8 @@ __all__ = ["OperatorRun", "Torch", "TorchCard", "read_torch"]
 
 # A cold import on a slow Windows disk takes 20 s and more; the usual one 2-7 s.
 IMPORT_SECONDS = 60.0
-# Of those, what calling operators may take; the rest are reported as not tried.
-OPERATOR_SECONDS = 5.0
+# Of those, what calling operators may take; what is not done then is reported so.
+OPERATOR_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _probe(operators: bool) -> Answer:
 def _interpret(folder: Path, answer: Answer) -> tuple[Torch, tuple[OperatorRun, ...]]:
     version, cuda, hip = _version_file(folder)
     said: dict[str, Any] = {}
-    runs: list[OperatorRun] = []
+    runs: dict[tuple[str, str], OperatorRun] = {}
     for line in answer.out.splitlines():
         # Libraries print too; only our own lines count.
         if not line.startswith("anymamba-probe "):
@@ -136,7 +136,8 @@ def _interpret(folder: Path, answer: Answer) -> tuple[Torch, tuple[OperatorRun, 
         if "torch" in message:
             said = message["torch"]
         elif "operator" in message:
-            runs.append(OperatorRun(**message["operator"]))
+            run = OperatorRun(**message["operator"])
+            runs[run.operator, run.device] = run  # the second round's word counts
     if said.get("imports"):
         cards = tuple(
             TorchCard(card["name"], (card["capability"][0], card["capability"][1]), card["works"], card["problem"])
@@ -162,7 +163,7 @@ def _interpret(folder: Path, answer: Answer) -> tuple[Torch, tuple[OperatorRun, 
         torch = Torch(
             version, str(folder), cuda, hip, imports=False, problem=said.get("problem") or _last_words(answer)
         )
-    return torch, tuple(runs)
+    return torch, tuple(runs.values())
 
 
 def _version_file(folder: Path) -> tuple[str, str | None, str | None]:
