@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import anymamba.backends.torch.selective_scan as torch_backend
 from anymamba.backends import use_backend
@@ -255,7 +256,7 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
         return out
 
     plain = torch.autograd.grad(run().sum(), inputs)
-    again = torch.autograd.grad(torch.utils.checkpoint.checkpoint(run, use_reentrant=False).sum(), inputs)
+    again = torch.autograd.grad(checkpoint(run, use_reentrant=False).sum(), inputs)
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
 
 

@@ -14,6 +14,7 @@ product and needs no copy. Other layouts work, with copies.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -150,17 +151,33 @@ class _Inputs(NamedTuple):
     B_proj_bias: torch.Tensor | None
     C_proj_bias: torch.Tensor | None
 
-    def in_product_dtype(self) -> _Inputs:
-        """Cast the projections' weights to the dtype their products are computed in: autocast's where it is on."""
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Autocast's dtype where autocast is on, else that of xz and the weights."""
         dtype = autocast_dtype(self.xz.device.type)
-        if dtype is None:
-            dtype = torch.promote_types(self.xz.dtype, self.x_proj_weight.dtype)
+        return torch.promote_types(self.xz.dtype, self.x_proj_weight.dtype) if dtype is None else dtype
+
+    def in_product_dtype(self) -> _Inputs:
+        """Cast the projections' weights to the dtype that their products are computed in."""
+        dtype = self.out_dtype
+        if dtype == torch.float16 and self.xz.device.type == "cpu" and not _half_products_on_cpu():
+            dtype = torch.float32
         return self._replace(
             x_proj_weight=self.x_proj_weight.to(dtype),
             delta_proj_weight=self.delta_proj_weight.to(dtype),
             out_proj_weight=self.out_proj_weight.to(dtype),
             out_proj_bias=None if self.out_proj_bias is None else self.out_proj_bias.to(dtype),
         )
+
+
+@functools.cache
+def _half_products_on_cpu() -> bool:
+    """Return whether this torch multiplies fp16 matrices on CPU (2.1 does not)."""
+    try:
+        torch.zeros(1, 1, dtype=torch.float16) @ torch.zeros(1, 1, dtype=torch.float16)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _check(
@@ -233,6 +250,7 @@ def _composed(
     inputs: _Inputs, delta_softplus: bool, norms: tuple[torch.Tensor | None, ...], eps: float
 ) -> torch.Tensor:
     """Compute the block of differentiable operators: for tracing, inference, and the variant with RMS norms."""
+    out_dtype = inputs.out_dtype
     inputs = inputs.in_product_dtype()  # so that autocast has nothing left to do
     with without_autocast(inputs.xz.device.type):
         x, z = inputs.xz.chunk(2, dim=1)
@@ -243,12 +261,13 @@ def _composed(
         C = C if for_C is None else _rms_norm(C, for_C, eps, dim=2)
         delta = delta if for_delta is None else _rms_norm(delta, for_delta, eps, dim=1)
         y = selective_scan.selective_scan_fn(x, delta, inputs.A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus)
-        return _out_projection(inputs, y)
+        return _out_projection(inputs, y).to(out_dtype)
 
 
 class _MambaInner(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, delta_softplus: bool, checkpoint_lvl: int, *tensors: Any) -> torch.Tensor:
+        out_dtype = _Inputs(*tensors).out_dtype
         inputs = _Inputs(*tensors).in_product_dtype()
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         ctx.delta_softplus = delta_softplus
@@ -260,7 +279,7 @@ class _MambaInner(torch.autograd.Function):
                 conv, delta, inputs.A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus, None
             )
             y, _, checkpoints = selective_scan._forward(*(*call, True))
-            out = _out_projection(inputs, y)
+            out = _out_projection(inputs, y).to(out_dtype)
         kept = (conv, delta) if checkpoint_lvl == 0 else (None, None)
         ctx.save_for_backward(*inputs, x_dbl, checkpoints, *kept)
         return out
