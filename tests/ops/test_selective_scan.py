@@ -138,6 +138,18 @@ def test_pieces_side_by_side_match_the_reference(complex_A: bool, monkeypatch: p
     assert_matches_reference(selective_scan_fn, leaves(arguments))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_on_a_gpu_pieces_do_run_side_by_side_and_match(dtype: torch.dtype, complex_A: bool) -> None:
+    arguments = draw_scan(
+        torch.Generator().manual_seed(0), 2, 4, 6 * 128 + 5, 2, dtype=dtype, groups=2, complex_A=complex_A
+    )
+    on_device = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+    assert torch_backend._blocks(on_device["u"], on_device["A"])[0].pieces == 6
+    assert_matches_reference(selective_scan_fn, leaves(on_device))
+
+
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("constant", [False, True])
 def test_gradients_are_those_of_finite_differences(complex_A: bool, constant: bool) -> None:

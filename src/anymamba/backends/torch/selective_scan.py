@@ -271,7 +271,8 @@ def _block_backward(
     dB, dC = (None if m.dim() == 3 else m.new_empty(*m.shape[:3], m.shape[4]) for m in (B, C))
     ddt, ddtu = torch.empty_like(dt), torch.empty_like(dt)
 
-    parts = _segments(block, scan)
+    # Of long steps at least 8 a segment: fewer would keep more states between segments than within one.
+    parts = _segments(block, scan, least=8)
     starts = [entering]
     for part in parts[:-1]:  # finer checkpoints, where a block is several segments
         starts.append(_loop(*scan.decay_and_gain(dt[part], dtu[part], _part(B, part)), starts[-1]).clone())
@@ -468,12 +469,12 @@ def _pieces_beside(device: torch.device, step: int) -> int:
     return max(1, min(DEVICE_STEP // step, DEVICE_SEGMENT // (CHECKPOINT_LENGTH * step)))
 
 
-def _segments(block: _Block, scan: _Scan) -> list[slice]:
-    """Cut a block's steps so that the states of a segment are at most SEGMENT numbers."""
+def _segments(block: _Block, scan: _Scan, least: int = 1) -> list[slice]:
+    """Cut a block's steps so that the states of a segment are at most SEGMENT numbers, but no fewer than `least` steps."""
     if block.pieces > 1:
         return [slice(0, block.steps)]
     limit = CPU_SEGMENT if scan.u.device.type == "cpu" else DEVICE_SEGMENT
-    steps = max(1, limit // _step_size(scan.u, scan.A))
+    steps = max(least, limit // _step_size(scan.u, scan.A))
     return [slice(first, min(first + steps, block.steps)) for first in range(0, block.steps, steps)]
 
 
