@@ -214,12 +214,12 @@ def _variant(
     name = f"causal_conv1d_{direction}" + ("_channel_last" if channels else "")
     defines: dict[str, object] = {
         "X": NAMES[x], "W": NAMES[w], "BIAS": NAMES[bias], "SEQ": "int" if seq is None else INTEGERS[seq],
-        "HAS_SEQ": seq is not None, "WIDTH": width, "SILU": silu,
+        "HAS_SEQ": seq is not None, "HAS_STATES": has_states, "WIDTH": width, "SILU": silu,
     }  # fmt: skip
     if channels:
         defines["CHANNELS"] = channels
     else:
-        defines |= {"ALIGNED": aligned, "HAS_STATES": has_states}
+        defines["ALIGNED"] = aligned
     return Variant.of(f"{name}.cu", name, **defines)
 
 

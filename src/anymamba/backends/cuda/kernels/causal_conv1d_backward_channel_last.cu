@@ -12,6 +12,7 @@
 #define LANES 32
 #define RUNS 8
 #define UNROLL 4
+#define BLOCKS (HAS_SEQ || HAS_STATES ? 1 : 2)  // a multiprocessor should hold; with all options that would spill
 
 struct CausalConv1dBackwardChannelLastParameters {
     const X* x;
@@ -42,7 +43,7 @@ struct No {
     static constexpr bool value = false;
 };
 
-extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
+extern "C" __global__ void __launch_bounds__(LANES* RUNS, BLOCKS)
     causal_conv1d_backward_channel_last(const CausalConv1dBackwardChannelLastParameters p) {
     const int lane = threadIdx.x % LANES, run_in_block = threadIdx.x / LANES;
     const int d = (blockIdx.y * LANES + lane) * CHANNELS;
@@ -59,23 +60,20 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
     if (d < p.dim && begin < end) {
         const X* x = p.x + b * p.x_stride[0] + d * p.x_stride[1];
         const X* dout = p.dout + b * p.dout_stride[0] + d * p.dout_stride[1];
-        X* dx = p.dx + b * p.dx_stride[0] + d * p.dx_stride[1];
         const X* initial =
-            p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
+            HAS_STATES && p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
 #if HAS_SEQ
         const SEQ* seq = p.seq_idx + b * p.seq_stride[0];
         SEQ owner[BEFORE + UNROLL];
-        const SEQ last_owner = seq[(p.seqlen - 1) * p.seq_stride[1]];
+        const SEQ last_owner = HAS_STATES ? seq[(p.seqlen - 1) * p.seq_stride[1]] : SEQ(0);
 #endif
-        float w[WIDTH][CHANNELS], scaled[WIDTH][CHANNELS], scaled_bias[CHANNELS];
+        float w[WIDTH][CHANNELS], bias[CHANNELS];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
-            scaled_bias[c] = p.bias ? -LOG2E * to_float(p.bias[(d + c) * p.bias_stride]) : 0.0f;
+            bias[c] = p.bias ? to_float(p.bias[(d + c) * p.bias_stride]) : 0.0f;
 #pragma unroll
-            for (int k = 0; k < WIDTH; ++k) {
+            for (int k = 0; k < WIDTH; ++k)
                 w[k][c] = to_float(p.weight[(d + c) * p.weight_stride[0] + k * p.weight_stride[1]]);
-                scaled[k][c] = -LOG2E * w[k][c];
-            }
         }
         // Windows: column[j] and dy[j] are those of s - BEFORE + j.
         float column[BEFORE + UNROLL][CHANNELS], dy[BEFORE + UNROLL][CHANNELS];
@@ -96,9 +94,9 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
 #endif
         }
         // The first run also makes dinitial_states: dx of the columns before the first.
-        const int first_written = begin == 0 && p.dinitial_states ? -BEFORE : begin;
+        const int first_written = HAS_STATES && begin == 0 && p.dinitial_states ? -BEFORE : begin;
         const X *next_x = x + begin * p.x_stride[2], *next_dout = dout + begin * p.dout_stride[2];
-        X* next_dx = dx + (i64)(begin - BEFORE) * p.dx_stride[2];
+        X* next_dx = p.dx + b * p.dx_stride[0] + d * p.dx_stride[1] + (i64)(begin - BEFORE) * p.dx_stride[2];
         // FULL: all UNROLL columns are the run's own; else some are the next run's, or past the end (the last column again).
         auto group = [&](auto full, int s0) {
             constexpr bool FULL = decltype(full)::value;
@@ -125,18 +123,16 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
                 for (int c = 0; c < CHANNELS; ++c) {
                     float gradient = gradients[c];
 #if SILU
-                    float y = scaled_bias[c];  // times -log2(e)
+                    float y = bias[c];
 #pragma unroll
                     for (int k = 0; k < WIDTH; ++k) {
 #if HAS_SEQ
-                        y += owner[u + k] == owner[u + BEFORE] ? scaled[k][c] * column[u + k][c] : 0.0f;
+                        y += owner[u + k] == owner[u + BEFORE] ? w[k][c] * column[u + k][c] : 0.0f;
 #else
-                        y = __fmaf_rn(scaled[k][c], column[u + k][c], y);
+                        y = __fmaf_rn(w[k][c], column[u + k][c], y);
 #endif
                     }
-                    // silu'(y) = gate * (1 + y * (1 - gate))
-                    const float gate = fast_reciprocal(1.0f + fast_exp2(y));
-                    gradient *= gate * __fmaf_rn(y, __fmaf_rn(gate, LN2, -LN2), 1.0f);
+                    gradient *= silu_derivative(y);
 #endif
 #if HAS_SEQ
                     if (owner[u + BEFORE] < 0) gradient = 0.0f;
@@ -161,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
 #endif
                         sum = __fmaf_rn(w[k][c], dy[u + BEFORE - k][c], sum);
                     }
-                    if (!FULL && p.dfinal_states && t >= p.seqlen - BEFORE && t < p.seqlen) {
+                    if (HAS_STATES && !FULL && p.dfinal_states && t >= p.seqlen - BEFORE && t < p.seqlen) {
                         float add = to_float(
                             p.dfinal_states[b * p.dfinal_stride[0] + (d + c) * p.dfinal_stride[1] +
                                             (t - p.seqlen + BEFORE) * p.dfinal_stride[2]]
@@ -177,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS, 2)
                 from_floats(result, all);
                 if (t >= begin && (FULL || t < end)) store_pack<X, CHANNELS>(next_dx, result);
                 next_dx += p.dx_stride[2];
-                if (s0 == begin && t < 0 && t >= first_written) {
+                if (HAS_STATES && s0 == begin && t < 0 && t >= first_written) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c)
                         p.dinitial_states[b * p.dinitial_stride[0] + (d + c) * p.dinitial_stride[1] +

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
     const int end = min(begin + p.run, p.seqlen);
     const X* x = p.x + b * p.x_stride[0] + d * p.x_stride[1];
     X* out = p.out + b * p.out_stride[0] + d * p.out_stride[1];
-    const X* initial = p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
+    const X* initial = HAS_STATES && p.initial_states ? p.initial_states + b * p.initial_stride[0] + d * p.initial_stride[1] : (const X*)0;
 #if HAS_SEQ
     const SEQ* seq = p.seq_idx + b * p.seq_stride[0];
     SEQ owner[BEFORE + UNROLL];
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(LANES* RUNS)
         }
     }
 
-    if (p.final_states && end == p.seqlen) {
+    if (HAS_STATES && p.final_states && end == p.seqlen) {
 #pragma unroll
         for (int j = 0; j < BEFORE; ++j) {
             const int t = p.seqlen - BEFORE + j;
