@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from anymamba.errors import HashMismatchError, IndexUnreachableError, MachineError, NoSuchReleaseError
+from anymamba.errors import (
+    HashMismatchError,
+    IndexUnreachableError,
+    MachineError,
+    NoSuchReleaseError,
+    NotWritableError,
+)
 from anymamba.upstream.cache import cache_dir
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import PipSettings
@@ -136,3 +142,35 @@ def test_passwords_are_not_shown(server: IndexServer) -> None:
 def test_an_unreadable_certificate_is_named(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="certificate"):
         Index(PipSettings(cert=str(tmp_path / "absent.pem")))
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the cache's place", encoding="utf-8")
+    monkeypatch.setenv("ANYMAMBA_CACHE_DIR", str(tmp_path / "file"))
+    with _index(server) as index:
+        found = index.find("mamba_ssm")[0]
+        with pytest.raises(NotWritableError, match="cache") as caught:
+            index.download(found, found.sha256, Silent())
+    assert "ANYMAMBA_CACHE_DIR" in caught.value.next_step
+
+
+@pytest.mark.parametrize("trusted", [(), ("mirror.example",)])
+def test_the_proxy_is_used_also_for_trusted_hosts(server: IndexServer, trusted: tuple[str, ...]) -> None:
+    # a proxy is asked for the whole address
+    settings = PipSettings(
+        index_url="http://mirror.example/simple",
+        proxy=server.url,
+        trusted_hosts=trusted or ("other.example",),
+        retries=0,
+    )
+    with (
+        Index(settings, sleep=lambda _: None) as index,
+        pytest.raises((NoSuchReleaseError, IndexUnreachableError)) as caught,
+    ):
+        index.find("absent")
+    assert trusted or "trusted-host" in caught.value.why
+    assert [request.split()[0] for request in server.requests] == (
+        ["http://mirror.example/simple/absent/"] if trusted else []
+    )

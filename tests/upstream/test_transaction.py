@@ -117,6 +117,8 @@ def test_an_install_puts_both_packages_there(python: Path, plan: Plan) -> None:
     # where anymamba is not itself installed but on the path, pip says that alone
     complaints = [line for line in check.stdout.splitlines() if "99.0" in line and "requires anymamba" not in line]
     assert complaints == []
+    frozen = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+    assert "mamba_ssm==99.0+anymamba.1" in frozen.replace("mamba-ssm", "mamba_ssm")
 
 
 def test_the_real_proof_runs_in_a_fresh_process_and_its_failure_restores_everything(python: Path, plan: Plan) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 from packaging.version import Version
 from unearth import Link, PackageFinder
@@ -24,8 +25,15 @@ from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import PyPIClient
 
 from anymamba import __version__
-from anymamba.errors import HashMismatchError, IndexUnreachableError, IntegrityError, MachineError, NoSuchReleaseError
-from anymamba.upstream.cache import cached_source, sha256_of, source_path
+from anymamba.errors import (
+    HashMismatchError,
+    IndexUnreachableError,
+    IntegrityError,
+    MachineError,
+    NoSuchReleaseError,
+    NotWritableError,
+)
+from anymamba.upstream.cache import cache_dir, cached_source, sha256_of, source_path
 from anymamba.upstream.pip_settings import PipSettings
 from anymamba.upstream.progress import Progress
 
@@ -85,6 +93,7 @@ class Index:
             follow_redirects=True,
             headers={"User-Agent": f"anymamba/{__version__}"},
             auth=MultiDomainBasicAuth(prompting=False, index_urls=indexes),
+            mounts=_trusted_mounts(settings),
             **proxy,
         )
 
@@ -149,9 +158,10 @@ class Index:
         """
         if sha256 is not None and (kept := cached_source(sha256, found.file)):
             return kept
-        folder = source_path("incoming", found.file).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{found.file}.{os.getpid()}"
+        part = source_path("incoming", found.file).with_name(f"{found.file}.{os.getpid()}")
+        with _cache_written():
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.touch()
         try:
             try:
                 self._retry(lambda: self._fetch(found, part, progress))
@@ -170,8 +180,9 @@ class Index:
                     next_step="use another index: pip config set global.index-url ADDRESS",
                 )
             final = source_path(actual, found.file)
-            final.parent.mkdir(parents=True, exist_ok=True)
-            part.replace(final)
+            with _cache_written():
+                final.parent.mkdir(parents=True, exist_ok=True)
+                part.replace(final)
             return final
         finally:
             part.unlink(missing_ok=True)
@@ -202,7 +213,8 @@ class Index:
                 raise IntegrityError(f"{found.file} is said to have {total} bytes, more than {LARGEST_DOWNLOAD}.")
             with part.open("ab" if have else "wb") as file:
                 for block in response.iter_raw():  # as it comes: a size would hold back, and lose, what came last
-                    file.write(block)
+                    with _cache_written():
+                        file.write(block)
                     have += len(block)
                     progress.advance(have, total)
                     if have > LARGEST_DOWNLOAD:
@@ -219,11 +231,25 @@ class Index:
                 status = getattr(getattr(error, "response", None), "status_code", 0)
                 if 400 <= status < 500 and status != 429:
                     raise
-            except _ServerFailedError:
-                pass
+            except _ServerFailedError as error:
+                if "Server Error" not in str(error):
+                    raise  # a refusal stays one
             self._sleep(wait)
             wait *= 2
         return call()
+
+
+@contextmanager
+def _cache_written() -> Iterator[None]:
+    """Tell a disk that fails from a network that does."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritableError(
+            f"The download cache {cache_dir()} cannot be written.",
+            why=str(error),
+            next_step="make room, or set ANYMAMBA_CACHE_DIR to a folder that can be written",
+        ) from error
 
 
 class _ServerFailedError(Exception):
@@ -232,14 +258,16 @@ class _ServerFailedError(Exception):
 
 @contextmanager
 def _server_failures() -> Iterator[list[str]]:
-    """Collect what unearth only logs: that an index answered with a server error. "Not found" is an answer, no failure."""
+    """Collect what unearth only logs: an index that failed, or was not asked. "Not found" is an answer, no failure."""
     failures: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = record.getMessage()
-            if "Server Error" in text or "Client Error(401)" in text or "Client Error(403)" in text:
-                failures.append(text)
+            if any(
+                sign in text for sign in ("Server Error", "Client Error(401)", "Client Error(403)", "not being trusted")
+            ):
+                failures.append(text.replace("`trusted_hosts` list", "pip's trusted-host setting"))
 
     logger, handler = logging.getLogger("unearth.collector"), Collect()
     propagate = logger.propagate
@@ -287,6 +315,15 @@ def _tls_context(settings: PipSettings) -> ssl.SSLContext | bool:
             next_step="pip config list",
         ) from error
     return context
+
+
+def _trusted_mounts(settings: PipSettings) -> dict[str, Any]:
+    """Return how to reach trusted hosts: unverified, as the user wants it, yet through the proxy (unearth goes direct)."""
+    return {
+        f"{scheme}://{host}": _http.HTTPTransport(verify=False, proxy=settings.proxy or getproxies().get(scheme))
+        for host in settings.trusted_hosts
+        for scheme in ("http", "https")
+    }
 
 
 def _without_password(place: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anymamba.errors import InstallError, VerificationFailedError
+from anymamba.errors import InstallError, NotWritableError, VerificationFailedError
 from anymamba.upstream import proof
 from anymamba.upstream.archive import unpack
 from anymamba.upstream.cache import cached_source
@@ -73,7 +74,11 @@ def install(plan: Plan, progress: Progress | None = None, prove: Prove = prove) 
     environment = inspect_environment(Path(plan.python))
     state = State(environment)
     versions = {package.name: package.installs for package in plan.packages}
-    with state.locked(), tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as staging:
+    with (
+        _disk_errors(),
+        state.locked(),
+        tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as staging,
+    ):
         wheels = _build(plan, Path(staging), progress)
         progress.step("Installing " + ", ".join(f"{name} {version}" for name, version in versions.items()))
         with state.installing(list(versions)):
@@ -106,12 +111,24 @@ def uninstall(python: Path, names: Sequence[str] = PACKAGES, progress: Progress 
     )
     if not state.broken and not _ours(environment, state, names):
         raise nothing
-    with state.locked():
+    with _disk_errors(), state.locked():
         progress.step("Restoring what was there before")
         ours = _ours(inspect_environment(python), state, names)
         if not ours:
             raise nothing
         return state.restoring(ours)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritableError(
+            f"The disk failed: {error.strerror or error}.",
+            why=f"{error.filename or 'a file'}. The environment is as it was, or will be put right by the next command.",
+            next_step="make room or get access, then run the same command again",
+        ) from error
 
 
 def _ours(environment: Environment, state: State, names: Sequence[str]) -> list[str]:
@@ -165,11 +182,14 @@ def _wheel(package: PackagePlan, archive: Path, folder: Path) -> Path:
     return build_wheel(port, source, package.name, package.version, sha256, archive.name, folder)
 
 
-def _pip_install(python: str, wheels: Iterable[Path], state: State) -> None:
+def _pip_install(python: str, wheels: Sequence[Path], state: State) -> None:
     # Nothing of the user's pip settings may matter here (a target folder, required hashes, an index): files go in as they are.
     quiet = ["--isolated", "--disable-pip-version-check", "--no-input", "--quiet"]
+    # By name and version from folders, not by path: else pip notes the path, and `pip freeze` would show it for ever.
+    places = [option for wheel in wheels for option in ("--find-links", str(wheel.parent))]
+    wanted = ["==".join(wheel.name.split("-")[:2]) for wheel in wheels]
     offline = ["--no-deps", "--no-index", "--ignore-installed", "--no-warn-script-location"]
-    arguments = ["-c", WHEN_TOLD, "pip", *quiet, "install", *offline, *map(str, wheels)]
+    arguments = ["-c", WHEN_TOLD, "pip", *quiet, "install", *offline, *places, *wanted]
     result = run_in(python, arguments, variables={"PIP_CONFIG_FILE": os.devnull}, started=state.working)
     if result.returncode != 0:
         raise InstallError(
