@@ -6,8 +6,8 @@ With a[t] = dt[t] * A, cs = cumsum(a) within a chunk, u = dt * x, and S the stat
     Y       = (C B^T * L) u + w * (C S^T)                   S'   = exp(cs[last]) * S + (v * u)^T B
 
 L, w and v are zero between different sequences. For A <= 0 only non-positive numbers are exponentiated. cs is summed in
-float64 and kept as two float32 numbers, hi + lo: the difference of two large sums then keeps its last digits, at the price
-of one subtraction, and the decay stays accurate where float32 sums alone would be off by 1e-5 and more.
+float64 and kept as two float32 numbers (`sums` and `rest`): the difference of two large sums then keeps its last digits, at
+the price of one more subtraction, and the decay stays accurate where float32 sums alone would be off by 1e-5 and more.
 
 Layouts. Chunks come first, so that "all states but the last" is contiguous. What is multiplied with B or C, which all
 heads of a group share, is group-major (chunks, batch, groups, chunk, heads per group, headdim): one wide matrix product a
@@ -123,7 +123,7 @@ class Block:
     # --- what the decays are
 
     def _decays(self) -> None:
-        """Set log_decay, entering (w), leaving (v), passing (the whole chunk's decay), and the masks of the sequences."""
+        """Set sums and rest (cs), entering (w), leaving (v), passing (a whole chunk's decay), same (the sequences' mask)."""
         inputs = self.inputs
         wide = self.dtype if inputs.x.device.type == "mps" else torch.float64  # MPS has no float64
         sums = (self.step.to(wide) * inputs.A.to(wide)[:, None]).cumsum(-1)
@@ -168,16 +168,10 @@ class Block:
             self.B,
             out=states[1:].view(-1, self.per_group * self.headdim, self.dstate),
         )
-        if state is None:
-            states[0] = 0
-        else:
-            states[0] = state
+        states[0] = 0 if state is None else state
         passing = self.passing.unsqueeze(-1)
-        for i in range(self.chunks if state is not None else 0):
+        for i in range(1 if state is None else 0, self.chunks):
             states[i + 1].addcmul_(states[i], passing[i])
-        if state is None:
-            for i in range(1, self.chunks):
-                states[i + 1].addcmul_(states[i], passing[i])
         return states
 
     def _driven(self, scale: torch.Tensor) -> torch.Tensor:
@@ -294,10 +288,7 @@ class Block:
         torch.bmm(
             wide_dy.transpose(1, 2), self.C, out=dstates[:-1].view(-1, self.per_group * self.headdim, self.dstate)
         )
-        if dstate is None:
-            dstates[-1] = 0
-        else:
-            dstates[-1] = dstate
+        dstates[-1] = 0 if dstate is None else dstate
         if ends is not None:
             reach, entering = self._reach(ends)
             assert ends.gradients is not None
