@@ -6,6 +6,8 @@ The environments are virtual ones that see this interpreter's torch and pip; the
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 import threading
@@ -266,8 +268,6 @@ def test_a_kill_at_any_step_is_healed_by_the_next_command(
 
 def _archive(package: PackagePlan) -> Path:
     """Return the package's archive, fetched into the cache from the folder that the plan found it in."""
-    import os
-
     with Index(PipSettings(no_index=True, find_links=(os.environ["PIP_FIND_LINKS"],))) as index:
         return index.download(index.find(package.name)[0], None, Silent())
 
@@ -286,8 +286,6 @@ transaction.install(Plan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")
 
 
 def test_a_killed_process_is_healed_by_the_next_install(python: Path, plan: Plan, tmp_path: Path) -> None:
-    import os
-
     _foreign_package(python)
     before = _content(python)
     saved = tmp_path / "plan.json"
@@ -299,6 +297,39 @@ def test_a_killed_process_is_healed_by_the_next_install(python: Path, plan: Plan
     install(plan, prove=_holds)
     uninstall(python)
     assert _content(python) == before
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_never_leave_anything_in_between(python: Path, plan: Plan, tmp_path: Path) -> None:
+    """Real processes, real pip, killed at random moments: afterwards all is as before, or as after."""
+    _foreign_package(python)
+    before = _content(python)
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(plan.to_json()), encoding="utf-8")
+    install_it = _VICTIM.replace("os._exit(9)", "return {}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(anymamba.__file__).parents[1])}
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", install_it, str(saved)], env=environment, check=True)
+    whole = time.monotonic() - started
+    uninstall(python)
+    dice = random.Random(0)
+    cut = 0
+    for _ in range(int(os.environ.get("ANYMAMBA_KILLS", "50"))):
+        victim = subprocess.Popen([sys.executable, "-c", install_it, str(saved)], env=environment)
+        time.sleep(whole * dice.uniform(0.2, 1.0))
+        victim.kill()
+        finished = victim.wait() == 0
+        state = State(inspect_environment(python))
+        cut += state.broken
+        with state.locked():
+            pass  # what every next command does
+        installed = inspect_environment(python).installed
+        kinds = {name: there.kind for name, there in installed.items()}
+        if finished or "port" in kinds.values():
+            assert kinds == {"causal_conv1d": "port", "mamba_ssm": "port"}
+            uninstall(python)
+        assert _content(python) == before
+    assert cut > 0, "no kill fell into the change itself"
 
 
 def test_pip_does_nothing_when_its_starter_is_gone(python: Path) -> None:
