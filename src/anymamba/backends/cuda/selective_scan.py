@@ -62,10 +62,9 @@ class BackwardShape(NamedTuple):
 
     def shared_bytes(self) -> int:
         warps = self.threads // 32
-        rows = 3 * self.channels * (self.tile + 4)
-        matrices = 2 * (self.states * (self.tile + 4) + self.states // 8 * 16 + 8)
+        rows = 3 * self.channels + 2 * self.states * (1 if warps == 1 else 1 + warps)
         kept = CHECKPOINT_LENGTH // self.block * self.threads * (self.states // self.lanes)
-        return 4 * (rows + (1 if warps == 1 else 1 + warps) * matrices + kept)
+        return 4 * ((self.tile + 4) * rows + kept)
 
 
 def refusal(operator: Operator, call: Any) -> str | None:

@@ -145,26 +145,16 @@ __device__ __forceinline__ void store_floats(float* address, const float (&value
     }
 }
 
-// A warp's lanes: lane = q * CHANNELS + slot, q numbering the lanes of a channel and slot the warp's channels. Neighbours thus
-// read the same rows of B and C, and shared memory serves pairs of lanes that read the same 16 bytes twice as fast.
-#define WARP_CHANNELS (32 / LANES)
-
-// Over the lanes of a channel; every lane gets the sum.
-__device__ __forceinline__ float sum_over_states(float x) {
-#pragma unroll
-    for (int distance = WARP_CHANNELS; distance < 32; distance *= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
-    return x;
-}
-
-// The same for four values, with 3 exchanges for the first 4 lanes instead of 8: every exchange halves the number of values
-// that a lane still cares for. Returns in lane q the sum of value[(q & 1) * 2 + (q >> 1 & 1)]. Needs LANES >= 4.
-__device__ __forceinline__ float sum_four_over_states(const float (&value)[4], int q) {
+// Sums value[0 .. 3] over groups of `width` neighbouring lanes, `q` being the lane in its group, with 3 exchanges for the
+// first 4 lanes instead of 8: every exchange halves the number of values a lane still cares for. Returns in lane q the sum
+// of value[(q & 1) * 2 + (q >> 1 & 1)]. Needs width >= 4.
+template <int width>
+__device__ __forceinline__ float sum_four_over_lanes(const float (&value)[4], int q) {
     const bool odd = q & 1, upper = q & 2;
-    const float low = (odd ? value[2] : value[0]) + __shfl_xor_sync(ALL_LANES, odd ? value[0] : value[2], WARP_CHANNELS);
-    const float high = (odd ? value[3] : value[1]) + __shfl_xor_sync(ALL_LANES, odd ? value[1] : value[3], WARP_CHANNELS);
-    float sum = (upper ? high : low) + __shfl_xor_sync(ALL_LANES, upper ? low : high, 2 * WARP_CHANNELS);
+    const float low = (odd ? value[2] : value[0]) + __shfl_xor_sync(ALL_LANES, odd ? value[0] : value[2], 1);
+    const float high = (odd ? value[3] : value[1]) + __shfl_xor_sync(ALL_LANES, odd ? value[1] : value[3], 1);
+    float sum = (upper ? high : low) + __shfl_xor_sync(ALL_LANES, upper ? low : high, 2);
 #pragma unroll
-    for (int distance = 4 * WARP_CHANNELS; distance < 32; distance *= 2)
-        sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    for (int step = 4; step < width; step *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
     return sum;
 }

@@ -20,23 +20,18 @@
 // Bytes: u, delta twice, z, dout once, du, ddelta, dz once. Operations for a state and step: 2 exp2, 15 multiply-adds or like,
 // about 3 exchanges. On an H200, N = 16, batch 4, L 8192, D 2048: 0.51 ms for exp2, about 1 ms for issuing instructions.
 //
-// Shared memory, banks: lanes of a quarter warp hold two q, two turns and B and C; rows are skewed so that all of these are in
-// different banks: a row is 4 banks from the next, 8 rows are 16 more, C is 8 from B.
-//
 // Macros: X; LANES, STATES (LANES times a power of two), VECTOR, THREADS, MIN_BLOCKS; TILE (steps in shared memory, divides
 // PIECE), BLOCK (divides TILE, multiple of 4); GATED, SOFTPLUS, CARRY_ONLY, PACKED, MATRIX_PACKED, ORDERED.
 #include "selective_scan.cuh"
 
 #define ROW (TILE + 4)
 #define OWN (STATES / LANES)
+#define WARP_CHANNELS (32 / LANES)
 #define WARPS (THREADS / 32)
 #define SLOTS (TILE / (VECTOR * LANES))
 #define MATRIX_VECTOR (TILE * sizeof(X) < 16 ? TILE : int(16 / sizeof(X)))
 #define MATRIX_ROW_VECTORS (TILE / MATRIX_VECTOR)
 #define MATRIX_LOADS ((2 * STATES * MATRIX_ROW_VECTORS + THREADS - 1) / THREADS)
-#define MATRIX_ROW(row) ((row) % STATES * ROW + (row) % STATES / 8 * 16 + (row) / STATES * C_ROWS)  // skewed: see above
-#define MATRIX_FLOATS (2 * C_ROWS)
-#define C_ROWS (STATES * ROW + STATES / 8 * 16 + 8)  // from a state's row of B to its row of C, or of dB to dC
 #define IN_PLACE (WARPS == 1)  // dB and dC take the place of B and C in shared memory
 
 struct SelectiveScanBackwardParameters {
@@ -91,7 +86,7 @@ __device__ __forceinline__ void sum_over_channels(float (&b)[OWN], float (&c)[OW
     bool split = false;
 #pragma unroll
     for (int bit = 0; (1 << bit) < WARP_CHANNELS; ++bit) {
-        const int distance = 1 << bit;
+        const int distance = LANES << bit;
         if (held > 1) {
             held /= 2;
 #pragma unroll
@@ -123,13 +118,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     DYNAMIC_SHARED(shared_memory);
     float* const shared = reinterpret_cast<float*>(shared_memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int q = lane / WARP_CHANNELS, slot = lane % WARP_CHANNELS;
+    const int q = lane % LANES, slot = lane / LANES;
     float* const delta_row = shared + (warp * 3 * WARP_CHANNELS + slot) * ROW;  // d, then r
     float* const input_row = delta_row + WARP_CHANNELS * ROW;                   // d u, then s
     float* const dy_row = input_row + WARP_CHANNELS * ROW;                      // dy, then y
-    float* const matrices = shared + WARPS * 3 * WARP_CHANNELS * ROW;           // B, C
-    float* const parts = IN_PLACE ? matrices : matrices + MATRIX_FLOATS;     // dB, dC, for each warp
-    float* const kept = matrices + (IN_PLACE ? 1 : 1 + WARPS) * MATRIX_FLOATS;  // (blocks, THREADS, OWN)
+    float* const matrices = shared + WARPS * 3 * WARP_CHANNELS * ROW;           // B, C: (2, STATES, ROW)
+    float* const parts = IN_PLACE ? matrices : matrices + 2 * STATES * ROW;     // dB, dC: (WARPS, 2, STATES, ROW)
+    float* const kept = IN_PLACE ? matrices + 2 * STATES * ROW : parts + WARPS * 2 * STATES * ROW;  // (blocks, THREADS, OWN)
 
     const int groups = p.dim / p.group_dim;
     const int batch = blockIdx.x / (groups * p.group_blocks);
@@ -211,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                         k == 0 ? first_matrix_row : matrix_row(row), second ? p.C_stride[3] : p.B_stride[3],
                         second ? p.C_packed : p.B_packed, tile + t, row % STATES < p.dstate ? tile_end : tile),
                     value);
-                store_floats(matrices + MATRIX_ROW(row) + t, value);
+                store_floats(matrices + row * ROW + t, value);
             }
         }
 #pragma unroll
@@ -246,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
     const float* rows[OWN];  // of B; C is STATES rows further
 #pragma unroll
-    for (int j = 0; j < OWN; ++j) rows[j] = matrices + MATRIX_ROW((j ^ turn) * LANES + q);
+    for (int j = 0; j < OWN; ++j) rows[j] = matrices + ((j ^ turn) * LANES + q) * ROW;
 
 #if CARRY_ONLY
     for (int tile = begin + (end - 1 - begin) / TILE * TILE; tile >= begin; tile -= TILE) {
@@ -261,13 +256,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
             for (int j = 0; j < OWN; ++j) {
                 float c[4];
-                load_floats(rows[j] + C_ROWS + t, c);
+                load_floats(rows[j] + STATES * ROW + t, c);
 #pragma unroll
                 for (int i = 3; i >= 0; --i) carry[j] = fast_exp2(d[i] * A[j]) * fmaf(c[i], dy[i], carry[j]);
             }
         }
     }
-    delta_sum = sum_over_states(delta_sum);
+    delta_sum = sum_over_lanes<LANES>(delta_sum);
     if (exists) {
         const i64 at = sequence * p.segments + segment;
         if (q == 0) p.segment_deltas[at] = delta_sum;
@@ -281,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // After the sums over channels: which row of parts this lane writes, if any.
     const bool writes_second = Halved::split && slot / OWN % 2;
     const bool writes = !Halved::split || slot < 2 * OWN;
-    float* const part = parts + (IN_PLACE ? 0 : warp * MATRIX_FLOATS) + (writes_second ? C_ROWS : 0);
+    float* const part = parts + (IN_PLACE ? 0 : warp * 2 * STATES * ROW) + (writes_second ? STATES * ROW : 0);
 
     for (int piece = begin + (end - 1 - begin) / PIECE * PIECE; piece >= begin; piece -= PIECE) {
         const int last_tile = piece + (min(end - piece, PIECE) - 1) / TILE * TILE;
@@ -360,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
                     for (int j = 0; j < OWN; ++j) {
                         load_floats(rows[j] + block + t, b[j]);
-                        load_floats(rows[j] + C_ROWS + block + t, c[j]);
+                        load_floats(rows[j] + STATES * ROW + block + t, c[j]);
                     }
                     float r[4] = {0.0f, 0.0f, 0.0f, 0.0f}, s[4] = {0.0f, 0.0f, 0.0f, 0.0f}, y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     float first[Halved::left][4], second[Halved::left][4];
@@ -387,8 +382,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                             second[j][i] = dc[j];
                         }
                     }
-                    const float r_sum = sum_four_over_states(r, q), s_sum = sum_four_over_states(s, q);
-                    const float y_sum = GATED ? sum_four_over_states(y, q) : 0.0f;
+                    const float r_sum = sum_four_over_lanes<LANES>(r, q), s_sum = sum_four_over_lanes<LANES>(s, q);
+                    const float y_sum = GATED ? sum_four_over_lanes<LANES>(y, q) : 0.0f;
                     __syncwarp();
                     if (q < 4) {
                         const int at = block + t + (q & 1) * 2 + (q >> 1);
@@ -398,9 +393,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     }
 #pragma unroll
                     for (int j = 0; j < Halved::left; ++j) {
-                        float* const row = part + MATRIX_ROW((j ^ turn) * LANES + q) + block + t;
+                        float* const row = part + ((j ^ turn) * LANES + q) * ROW + block + t;
                         if (writes) store_floats(row, first[j]);
-                        if (!Halved::split) store_floats(row + C_ROWS, second[j]);
+                        if (!Halved::split) store_floats(row + STATES * ROW, second[j]);
                     }
                 }
             }
@@ -411,20 +406,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 const int t = threadIdx.x % TILE;
                 const i64 slice = ORDERED ? group_block : 0;
                 i64 at = (((slice * p.batches + batch) * groups + group) * p.dstate + threadIdx.x / TILE) * p.seqlen + tile + t;
+                const float* source = parts + threadIdx.x / TILE * ROW + t;
 #pragma unroll 4
                 for (int n = threadIdx.x / TILE; n < STATES; n += THREADS / TILE) {
-                    const float* const source = parts + MATRIX_ROW(n) + t;
-                    float db = source[0], dc = source[C_ROWS];
+                    float db = source[0], dc = source[STATES * ROW];
 #pragma unroll
                     for (int w = 1; w < WARPS; ++w) {
-                        db += source[w * MATRIX_FLOATS];
-                        dc += source[w * MATRIX_FLOATS + C_ROWS];
+                        db += source[w * 2 * STATES * ROW];
+                        dc += source[(w * 2 + 1) * STATES * ROW];
                     }
                     if (n < p.dstate && tile + t < end) {
                         add(p.dB + at, db, ORDERED);
                         add(p.dC + at, dc, ORDERED);
                     }
                     at += (i64)(THREADS / TILE) * p.seqlen;
+                    source += THREADS / TILE * ROW;
                 }
             }
 
@@ -488,8 +484,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             }
         }
     }
-    dD = sum_over_states(dD);
-    dbias = sum_over_states(dbias);
+    dD = sum_over_lanes<LANES>(dD);
+    dbias = sum_over_lanes<LANES>(dbias);
     if (exists && q == 0) {
         if (p.dD) add(p.dD + slice * p.dim + channel, dD, ORDERED);
         if (p.ddelta_bias) add(p.ddelta_bias + slice * p.dim + channel, dbias, ORDERED);

@@ -26,6 +26,7 @@
 #define STEPS (VECTOR * LANES)
 #define ROW (STEPS + 4)  // floats from row to row in shared memory: no bank conflicts for rows read side by side
 #define OWN (STATES / LANES)
+#define WARP_CHANNELS (32 / LANES)
 #define WARPS (THREADS / 32)
 #define MATRIX_VECTOR (STEPS * sizeof(X) < 16 ? STEPS : int(16 / sizeof(X)))
 #define MATRIX_ROW_VECTORS (STEPS / MATRIX_VECTOR)
@@ -69,7 +70,7 @@ struct Moving {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan_forward(const SelectiveScanForwardParameters p) {
     DYNAMIC_SHARED(shared_memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int q = lane / WARP_CHANNELS, row = lane % WARP_CHANNELS;
+    const int q = lane % LANES, row = lane / LANES;
     float* const delta_row = reinterpret_cast<float*>(shared_memory) + (warp * 2 * WARP_CHANNELS + row) * ROW;
     float* const input_row = delta_row + WARP_CHANNELS * ROW;
     float* const matrices = reinterpret_cast<float*>(shared_memory) + WARPS * 2 * WARP_CHANNELS * ROW;
@@ -201,11 +202,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
                 const float keep[2] = {q ? y[2] : y[0], q ? y[3] : y[1]};
                 const float give[2] = {q ? y[0] : y[2], q ? y[1] : y[3]};
                 const float sum[2] = {
-                    keep[0] + __shfl_xor_sync(ALL_LANES, give[0], 16), keep[1] + __shfl_xor_sync(ALL_LANES, give[1], 16)};
+                    keep[0] + __shfl_xor_sync(ALL_LANES, give[0], 1), keep[1] + __shfl_xor_sync(ALL_LANES, give[1], 1)};
                 __syncwarp();
                 store_floats(delta_row + t + 2 * q, sum);
 #else
-                const float sum = sum_four_over_states(y, q);
+                const float sum = sum_four_over_lanes<LANES>(y, q);
                 __syncwarp();
                 if (q < 4) delta_row[t + (q & 1) * 2 + (q >> 1)] = sum;
 #endif
@@ -236,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
     }
 
     if (STATE_ONLY) {
-        delta_sum = sum_over_states(delta_sum);
+        delta_sum = sum_over_lanes<LANES>(delta_sum);
         if (exists && q == 0) p.segment_deltas[sequence * p.segments + segment] = delta_sum;
     }
     if (exists && (STATE_ONLY || end == p.seqlen)) {
