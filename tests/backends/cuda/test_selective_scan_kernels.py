@@ -118,9 +118,9 @@ def test_any_number_of_states(device: str, dstate: int) -> None:
     assert_matches_reference(selective_scan_fn, inputs(device, F32, 1, 3, 37, dstate, seed=dstate), backend="cuda")
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
-def test_time_cut_into_segments_changes_nothing(device: str, lanes: int) -> None:
-    if device == "cpu" and lanes in (2, 16):
+@pytest.mark.parametrize(("lanes", "each"), [(1, 1), (2, 2), (4, 1), (4, 2), (8, 4), (16, 1)])
+def test_time_cut_into_segments_changes_nothing(device: str, lanes: int, each: int) -> None:
+    if device == "cpu" and lanes in (1, 16):
         pytest.skip("on the card: g++ is slow")
     arguments = inputs(device, F32, 1, 5, 700, seed=lanes)
     arguments.pop("return_last_state")
@@ -131,7 +131,7 @@ def test_time_cut_into_segments_changes_nothing(device: str, lanes: int) -> None
         )
     u, delta, A, B, C, D, z, bias, softplus, initial = values.values()
     out, state = torch.empty_like(delta), torch.full((1, 5, 16), float("nan"), device=device)
-    shape = kernels.ForwardShape(lanes, 16, 4, 128, 1, 2)
+    shape = kernels.ForwardShape(lanes, 16, 4, 128, 1, 2, each)
     kernels._forward(shape, 3, u, delta, A, B.detach(), C, D, z, bias, softplus, initial, out, state, None)
     assert relative_error(out, wanted) < 1e-6
     assert relative_error(state, wanted_state) < 1e-6

@@ -20,7 +20,7 @@ __all__ = ["BackwardShape", "ForwardShape", "refusal", "selective_scan_backward"
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 MOST_STATES = 256
-FORWARD, BACKWARD = "selective_scan_forward", "selective_scan_backward"
+FORWARD, BACKWARD, SUMS = "selective_scan_forward", "selective_scan_backward", "selective_scan_sums"
 
 
 class ForwardShape(NamedTuple):
@@ -32,11 +32,12 @@ class ForwardShape(NamedTuple):
     threads: int
     min_blocks: int
     matrix_buffers: int
+    each: int = 1
 
     @property
     def channels(self) -> int:
         """Return the channels of a block."""
-        return self.threads // self.lanes
+        return self.threads // self.lanes * self.each
 
     def shared_bytes(self, state_only: bool) -> int:
         row = self.vector * self.lanes + 4
@@ -270,22 +271,34 @@ def _backward(
     kernels = _backward_kernels(
         shape, u.dtype, z is not None, delta_softplus, packed, matrix_packed, ordered, segments > 1, device
     )
-    matrix_size = batch * groups * dstate * seqlen
-    if ordered:
-        matrices = A.new_empty((2, group_blocks, batch, groups, dstate, seqlen))
-        vectors = A.new_empty(batch * segments * dim * (dstate + 2))
+    slices = group_blocks if ordered else 1
+    sums = A.new_empty((2, slices, batch, groups, dstate, seqlen))
+    if ordered:  # a slice for each block, every element of which is written; summed below
+        sum_A, sum_D, sum_bias = (
+            None if tensor is None else A.new_empty((batch * segments, *tensor.shape)) for tensor in (A, D, delta_bias)
+        )
     else:
-        matrices = A.new_zeros((2, 1, batch, groups, dstate, seqlen))
-        vectors = A.new_zeros(dim * (dstate + 2))
-    slices = batch * segments if ordered else 1
-    sum_A = vectors[: slices * dim * dstate].view(slices, dim, dstate)
-    sum_D, sum_bias = vectors[slices * dim * dstate :].view(2, slices, dim).unbind(0)
+        sum_A, sum_D, sum_bias = (
+            None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor in (A, D, delta_bias)
+        )
+        clear = _clear_kernel(device)
+        clear.launch(
+            (_multiprocessors(device) * 4, 1, 1),
+            (256, 1, 1),
+            0,
+            clear.pack(
+                sums.data_ptr(), _pointer(sum_A), _pointer(sum_D), _pointer(sum_bias), 0,
+                sums.numel(), dim * dstate, 0 if D is None else dim, 0 if delta_bias is None else dim, 0,
+            ),
+        )  # fmt: skip
+    assert sum_A is not None
     folded = A.new_empty(batch * dim * segments * (dstate + 1)) if segments > 1 else None
     parameters = kernels[-1].pack(
         u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), dout.data_ptr(), A.data_ptr(),
         _pointer(D), _pointer(delta_bias), checkpoints.data_ptr(), _pointer(dlast_state), du.data_ptr(),
-        ddelta.data_ptr(), _pointer(dz), _pointer(out), matrices.data_ptr(), matrices[1].data_ptr(), sum_A.data_ptr(),
-        0 if D is None else sum_D.data_ptr(), 0 if delta_bias is None else sum_bias.data_ptr(), _pointer(dinitial),
+        ddelta.data_ptr(), _pointer(dz), _pointer(out), sums.data_ptr(), sums.data_ptr() + 2 * sums.numel(),
+        sum_A.data_ptr(), _pointer(sum_D), _pointer(sum_bias), _pointer(dinitial),
         _pointer(folded), 0 if folded is None else folded.data_ptr() + 4 * batch * dim * segments * dstate,
         *u.stride(), *delta.stride(), *_strides(z), *dout.stride(), *du.stride(), *ddelta.stride(), *_strides(dz),
         *_strides(out), *B.stride(), *C.stride(), *A.stride(), *_strides(dlast_state), batch, dim, group_dim,
@@ -295,20 +308,25 @@ def _backward(
     if segments > 1:
         kernels[0].launch((blocks, segments - 1, 1), block, shape.shared_bytes(), parameters)
     kernels[-1].launch((blocks, segments, 1), block, shape.shared_bytes(), parameters)
-    assert matrices.numel() == 2 * matrix_size * (group_blocks if ordered else 1)
-    dB, dC = (
-        _like(like, matrices[i].sum(0) if ordered and group_blocks > 1 else matrices[i, 0])
-        for i, like in enumerate((B, C))
-    )
     if ordered:
-        sum_A, sum_D, sum_bias = (tensor.sum(0, keepdim=True) for tensor in (sum_A, sum_D, sum_bias))
-    return (
-        _like(A, sum_A[0]),
-        dB,
-        dC,
-        None if D is None else sum_D[0],
-        None if delta_bias is None else sum_bias[0],
+        sum_A, sum_D, sum_bias = (None if tensor is None else tensor.sum(0) for tensor in (sum_A, sum_D, sum_bias))
+        sums = sums.sum(1, keepdim=True) if slices > 1 else sums
+        assert sum_A is not None
+    dA = sum_A if A.is_contiguous() else torch.empty_like(A).copy_(sum_A)
+    if B.dtype == torch.float32 and B.is_contiguous() and C.is_contiguous():
+        return dA, sums[0, 0], sums[1, 0], sum_D, sum_bias
+    dB, dC = torch.empty_like(B), torch.empty_like(C)
+    size = batch * groups * dstate * seqlen
+    finish = _finish_kernel(B.dtype, device)
+    finish.launch(
+        (-(-size // 256), 1, 1),
+        (256, 1, 1),
+        0,
+        finish.pack(
+            sums.data_ptr(), dB.data_ptr(), dC.data_ptr(), *dB.stride(), *dC.stride(), size, groups, dstate, seqlen
+        ),
     )
+    return dA, dB, dC, sum_D, sum_bias
 
 
 # --- the kernels' shapes
@@ -324,7 +342,7 @@ def forward_shape(
     if dstate <= 16:
         # Each doubling of the lanes costs about 15 % more instructions: only while warps are too few.
         lanes = 4 if channels * 4 >= processors * 32 * 12 else 8
-        shape = ForwardShape(lanes, _padded(dstate, lanes), 16 // itemsize, 128, 5, 2)
+        shape = ForwardShape(lanes, _padded(dstate, lanes), 16 // itemsize, 128, 4, 2, 2)
     elif dstate <= 32:
         shape = ForwardShape(8, _padded(dstate, 8), 4, 128, 3, 2)
     elif dstate <= 64:
@@ -382,9 +400,11 @@ def variants() -> list[Variant]:
     found = []
     for dtype, name in NAMES.items():
         for lanes in (4, 8):
-            shape = ForwardShape(lanes, 16, 16 // torch.empty((), dtype=dtype).element_size(), 128, 5, 2)
+            shape = ForwardShape(lanes, 16, 16 // torch.empty((), dtype=dtype).element_size(), 128, 4, 2, 2)
             found.append(_forward_variant(shape, name, True, True, True, True, False))
         found.append(_backward_variant(backward_shape(16), name, True, True, True, True, False, False))
+        found.append(Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=name))
+    found.append(Variant.of(f"{SUMS}.cu", "selective_scan_clear", X="f32"))
     return found
 
 
@@ -393,7 +413,8 @@ def _forward_variant(
 ) -> Variant:
     return Variant.of(
         f"{FORWARD}.cu", FORWARD, X=name, LANES=shape.lanes, STATES=shape.states, VECTOR=shape.vector,
-        THREADS=shape.threads, MIN_BLOCKS=shape.min_blocks, MATRIX_BUFFERS=shape.matrix_buffers, GATED=gated,
+        THREADS=shape.threads, MIN_BLOCKS=shape.min_blocks, MATRIX_BUFFERS=shape.matrix_buffers, EACH=shape.each,
+        GATED=gated,
         SOFTPLUS=softplus, PACKED=packed, MATRIX_PACKED=matrix_packed, STATE_ONLY=state_only,
     )  # fmt: skip
 
@@ -457,6 +478,16 @@ def _backward_kernels(
 
 
 @cached
+def _clear_kernel(device: int) -> Kernel:
+    return runtime().load(Variant.of(f"{SUMS}.cu", "selective_scan_clear", X="f32"), device)
+
+
+@cached
+def _finish_kernel(dtype: torch.dtype, device: int) -> Kernel:
+    return runtime().load(Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=NAMES[dtype]), device)
+
+
+@cached
 def _multiprocessors(device: int) -> int:
     return int(runtime().driver.multiprocessors(device))
 
@@ -493,10 +524,3 @@ def _strides(tensor: torch.Tensor | None) -> tuple[int, ...]:
 
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.stride(0) == 1 else tensor.contiguous()
-
-
-def _like(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient in the dtype and layout of its tensor."""
-    if gradient.dtype == tensor.dtype and tensor.is_contiguous():
-        return gradient
-    return torch.empty_like(tensor).copy_(gradient)

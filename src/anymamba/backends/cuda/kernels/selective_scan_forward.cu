@@ -2,7 +2,7 @@
 //
 //     d = softplus(delta + delta_bias)        h[t] = exp(d A) h[t - 1] + d u[t] B[t]        out = (C[t] . h[t] + D u[t]) silu(z)
 //
-// Mapping. A channel belongs to LANES neighbouring lanes; each keeps STATES / LANES of its states in registers for the whole
+// Mapping. A channel (or EACH of them) belongs to LANES neighbouring lanes; each keeps STATES / LANES of its states in registers for the whole
 // sequence and walks through time. A warp thus has 32 / LANES channels, and nothing but B and C is shared between warps:
 //
 //     lane   0        1        ...  LANES-1 | LANES ...               one tile: STEPS = VECTOR * LANES steps
@@ -19,14 +19,18 @@
 // (16 a clock and multiprocessor: the limit), 2 multiplications, 2 fused multiply-adds. On an H200, N = 16, batch 4,
 // L 8192, D 2048, bf16: 0.26 ms for exp2, 0.32 with softplus and silu, 0.16 ms for the bytes.
 //
-// Macros: X; MIN_BLOCKS (a multiprocessor, caps the registers); LANES, STATES (a multiple of LANES, >= dstate), VECTOR (elements a lane moves at once), THREADS, MATRIX_BUFFERS;
+// A lane works for EACH channels at once: what it reads of B and C serves all of them. Shared memory hands a warp 128 bytes a
+// clock, one float for each lane, whether or not lanes read the same one; with EACH = 1 that, not exp2, is the limit.
+//
+// Macros: X; EACH; MIN_BLOCKS (a multiprocessor, caps the registers); LANES, STATES (a multiple of LANES, >= dstate), VECTOR (elements a lane moves at once), THREADS, MATRIX_BUFFERS;
 // GATED, SOFTPLUS, STATE_ONLY; PACKED and MATRIX_PACKED (u, delta, z, out; B and C: see load_steps).
 #include "selective_scan.cuh"
 
 #define STEPS (VECTOR * LANES)
 #define ROW (STEPS + 4)  // floats from row to row in shared memory: no bank conflicts for rows read side by side
 #define OWN (STATES / LANES)
-#define WARP_CHANNELS (32 / LANES)
+#define WARP_ROWS (32 / LANES)
+#define WARP_CHANNELS (WARP_ROWS * EACH)
 #define WARPS (THREADS / 32)
 #define MATRIX_VECTOR (STEPS * sizeof(X) < 16 ? STEPS : int(16 / sizeof(X)))
 #define MATRIX_ROW_VECTORS (STEPS / MATRIX_VECTOR)
@@ -63,14 +67,14 @@ struct SelectiveScanForwardParameters {
 
 // Kept in registers between its way in and its way out.
 struct Moving {
-    Raw<VECTOR> u, delta, z;
+    Raw<VECTOR> u[EACH], delta[EACH], z[EACH];
     Raw<MATRIX_VECTOR> matrix[MATRIX_LOADS];
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan_forward(const SelectiveScanForwardParameters p) {
     DYNAMIC_SHARED(shared_memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int q = lane % LANES, row = lane / LANES;
+    const int q = lane % LANES, row = lane / LANES;  // its channels: rows row, row + WARP_ROWS, ...
     float* const delta_row = reinterpret_cast<float*>(shared_memory) + (warp * 2 * WARP_CHANNELS + row) * ROW;
     float* const input_row = delta_row + WARP_CHANNELS * ROW;
     float* const matrices = reinterpret_cast<float*>(shared_memory) + WARPS * 2 * WARP_CHANNELS * ROW;
@@ -80,8 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
     const int batch = blockIdx.x / (groups * p.group_blocks);
     const int group = blockIdx.x / p.group_blocks % groups;
     const int in_group = blockIdx.x % p.group_blocks * (WARPS * WARP_CHANNELS) + warp * WARP_CHANNELS + row;
-    const bool exists = in_group < p.group_dim;
-    const int channel = group * p.group_dim + (exists ? in_group : 0);
+    const int channel = group * p.group_dim + in_group;  // the first; those from group_dim on do not exist
     const int segment = blockIdx.y;
     const int begin = segment * p.segment_length;
     const int end = min(p.seqlen, begin + p.segment_length);
@@ -93,32 +96,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
     const X* const B = static_cast<const X*>(p.B) + batch * p.B_stride[0] + group * p.B_stride[1];
     const X* const C = static_cast<const X*>(p.C) + batch * p.C_stride[0] + group * p.C_stride[1];
     const i64 sequence = (i64)batch * p.dim + channel;
-    const float bias = p.delta_bias ? p.delta_bias[channel] : 0.0f;
-    const float skip = p.D ? p.D[channel] : 0.0f;
-    const int moved_end = exists ? end : begin;  // a channel that does not exist moves nothing
 
-    float A[OWN], h[OWN];
+    float bias[EACH], skip[EACH], A[EACH][OWN], h[EACH][OWN];
+    int moved_end[EACH];  // a channel that does not exist moves nothing
 #pragma unroll
-    for (int j = 0; j < OWN; ++j) {
-        const int n = j * LANES + q;
-        A[j] = n < p.dstate ? LOG2E * p.A[channel * p.A_stride[0] + n * p.A_stride[1]] : 0.0f;
-        h[j] = 0.0f;
-        if (!STATE_ONLY && exists && n < p.dstate) {
-            if (p.initial_state)
-                h[j] = p.initial_state[batch * p.initial_stride[0] + channel * p.initial_stride[1] + n * p.initial_stride[2]];
+    for (int e = 0; e < EACH; ++e) {
+        const bool exists = in_group + e * WARP_ROWS < p.group_dim;
+        const i64 own = exists ? channel + e * WARP_ROWS : 0;
+        bias[e] = p.delta_bias ? p.delta_bias[own] : 0.0f;
+        skip[e] = p.D ? p.D[own] : 0.0f;
+        moved_end[e] = exists ? end : begin;
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+            const int n = j * LANES + q;
+            A[e][j] = n < p.dstate ? LOG2E * p.A[own * p.A_stride[0] + n * p.A_stride[1]] : 0.0f;
+            h[e][j] = 0.0f;
+            if (!STATE_ONLY && exists && n < p.dstate) {
+                if (p.initial_state)
+                    h[e][j] = p.initial_state[batch * p.initial_stride[0] + own * p.initial_stride[1] + n * p.initial_stride[2]];
 #pragma unroll 1
-            for (int s = 0; s < segment; ++s) {
-                const i64 at = sequence * p.segments + s;
-                h[j] = fmaf(fast_exp2(A[j] * p.segment_deltas[at]), h[j], p.segment_states[at * p.dstate + n]);
+                for (int s = 0; s < segment; ++s) {
+                    const i64 at = (sequence + e * WARP_ROWS) * p.segments + s;
+                    h[e][j] =
+                        fmaf(fast_exp2(A[e][j] * p.segment_deltas[at]), h[e][j], p.segment_states[at * p.dstate + n]);
+                }
             }
         }
     }
 
     const auto fetch = [&](int tile, Moving& moving) {
         const int t = tile + q * VECTOR;
-        moving.delta = load_steps<VECTOR, PACKED>(delta, p.delta_stride[2], p.delta_packed, t, moved_end);
-        moving.u = load_steps<VECTOR, PACKED>(u, p.u_stride[2], p.u_packed, t, moved_end);
-        if (GATED && !STATE_ONLY) moving.z = load_steps<VECTOR, PACKED>(z, p.z_stride[2], p.z_packed, t, moved_end);
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            const i64 on = e * WARP_ROWS;
+            moving.delta[e] = load_steps<VECTOR, PACKED>(
+                delta + on * p.delta_stride[1], p.delta_stride[2], p.delta_packed, t, moved_end[e]);
+            moving.u[e] =
+                load_steps<VECTOR, PACKED>(u + on * p.u_stride[1], p.u_stride[2], p.u_packed, t, moved_end[e]);
+            if (GATED && !STATE_ONLY)
+                moving.z[e] =
+                    load_steps<VECTOR, PACKED>(z + on * p.z_stride[1], p.z_stride[2], p.z_packed, t, moved_end[e]);
+        }
 #pragma unroll
         for (int k = 0; k < MATRIX_LOADS; ++k) {
             const int vector = threadIdx.x + k * THREADS;
@@ -132,22 +150,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
         }
     };
 
-    float delta_sum = 0.0f;
+    float delta_sum[EACH] = {};
     const auto place = [&](int tile, const Moving& moving, float* buffer) {
-        float d[VECTOR], input[VECTOR];
-        unpack(moving.delta, d);
-        unpack(moving.u, input);
-        const int valid = moved_end - (tile + q * VECTOR);  // PACKED: all or none
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) {
-            const float x = d[i] + bias;
-            d[i] = SOFTPLUS ? branchless_softplus(x) : x;
-            if ((PACKED ? 0 : i) >= valid) d[i] = 0.0f;  // as if there were no such step
-            input[i] *= d[i];
-            if (STATE_ONLY) delta_sum += d[i];
+        for (int e = 0; e < EACH; ++e) {
+            float d[VECTOR], input[VECTOR];
+            unpack(moving.delta[e], d);
+            unpack(moving.u[e], input);
+            const int valid = moved_end[e] - (tile + q * VECTOR);  // PACKED: all or none
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) {
+                const float x = d[i] + bias[e];
+                d[i] = SOFTPLUS ? branchless_softplus(x) : x;
+                if ((PACKED ? 0 : i) >= valid) d[i] = 0.0f;  // as if there were no such step
+                input[i] *= d[i];
+                if (STATE_ONLY) delta_sum[e] += d[i];
+            }
+            store_floats(delta_row + e * WARP_ROWS * ROW + q * VECTOR, d);
+            store_floats(input_row + e * WARP_ROWS * ROW + q * VECTOR, input);
         }
-        store_floats(delta_row + q * VECTOR, d);
-        store_floats(input_row + q * VECTOR, input);
 #pragma unroll
         for (int k = 0; k < MATRIX_LOADS; ++k) {
             const int vector = threadIdx.x + k * THREADS;
@@ -165,66 +186,88 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
     place(begin, moving, matrices);
     int buffer = 0;
     for (int tile = begin; tile < end; tile += STEPS) {
-        const Raw<VECTOR> tile_u = moving.u, tile_z = moving.z;
+        Raw<VECTOR> tile_u[EACH], tile_z[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            tile_u[e] = moving.u[e];
+            tile_z[e] = moving.z[e];
+        }
         __syncthreads();
         const bool more = tile + STEPS < end;
         if (more) fetch(tile + STEPS, moving);
 
-        if (!STATE_ONLY && p.checkpoints && tile % PIECE == 0 && exists) {
-            float* const kept = p.checkpoints + (sequence * p.pieces + tile / PIECE) * p.dstate;
+        if (!STATE_ONLY && p.checkpoints && tile % PIECE == 0) {
 #pragma unroll
-            for (int j = 0; j < OWN; ++j)
-                if (j * LANES + q < p.dstate) kept[j * LANES + q] = h[j];
+            for (int e = 0; e < EACH; ++e) {
+                float* const kept = p.checkpoints + ((sequence + e * WARP_ROWS) * p.pieces + tile / PIECE) * p.dstate;
+#pragma unroll
+                for (int j = 0; j < OWN; ++j)
+                    if (moved_end[e] > begin && j * LANES + q < p.dstate) kept[j * LANES + q] = h[e][j];
+            }
         }
 
         const float* const B_rows = matrices + buffer * (MATRICES * MATRIX_FLOATS) + q * ROW;
         const float* const C_rows = B_rows + MATRIX_FLOATS;
 #pragma unroll 2
         for (int t = 0; t < STEPS; t += 4) {
-            float d[4], input[4], y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            load_floats(delta_row + t, d);
-            load_floats(input_row + t, input);
+            float d[EACH][4], input[EACH][4], y[EACH][4] = {};
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) {
+                load_floats(delta_row + e * WARP_ROWS * ROW + t, d[e]);
+                load_floats(input_row + e * WARP_ROWS * ROW + t, input[e]);
+            }
 #pragma unroll
             for (int j = 0; j < OWN; ++j) {
                 float b[4], c[4];
                 load_floats(B_rows + j * (LANES * ROW) + t, b);
                 if (!STATE_ONLY) load_floats(C_rows + j * (LANES * ROW) + t, c);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    h[j] = fmaf(fast_exp2(d[i] * A[j]), h[j], input[i] * b[i]);
-                    if (!STATE_ONLY) y[i] = fmaf(h[j], c[i], y[i]);
+                for (int e = 0; e < EACH; ++e) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        h[e][j] = fmaf(fast_exp2(d[e][i] * A[e][j]), h[e][j], input[e][i] * b[i]);
+                        if (!STATE_ONLY) y[e][i] = fmaf(h[e][j], c[i], y[e][i]);
+                    }
                 }
             }
             if (!STATE_ONLY) {
+                __syncwarp();
+#pragma unroll
+                for (int e = 0; e < EACH; ++e) {
+                    float* const y_row = delta_row + e * WARP_ROWS * ROW + t;
 #if LANES == 1
-                store_floats(delta_row + t, y);
+                    store_floats(y_row, y[e]);
 #elif LANES == 2
-                const float keep[2] = {q ? y[2] : y[0], q ? y[3] : y[1]};
-                const float give[2] = {q ? y[0] : y[2], q ? y[1] : y[3]};
-                const float sum[2] = {
-                    keep[0] + __shfl_xor_sync(ALL_LANES, give[0], 1), keep[1] + __shfl_xor_sync(ALL_LANES, give[1], 1)};
-                __syncwarp();
-                store_floats(delta_row + t + 2 * q, sum);
+                    const float keep[2] = {q ? y[e][2] : y[e][0], q ? y[e][3] : y[e][1]};
+                    const float give[2] = {q ? y[e][0] : y[e][2], q ? y[e][1] : y[e][3]};
+                    const float sum[2] = {
+                        keep[0] + __shfl_xor_sync(ALL_LANES, give[0], 1), keep[1] + __shfl_xor_sync(ALL_LANES, give[1], 1)};
+                    store_floats(y_row + 2 * q, sum);
 #else
-                const float sum = sum_four_over_lanes<LANES>(y, q);
-                __syncwarp();
-                if (q < 4) delta_row[t + (q & 1) * 2 + (q >> 1)] = sum;
+                    const float sum = sum_four_over_lanes<LANES>(y[e], q);
+                    if (q < 4) y_row[(q & 1) * 2 + (q >> 1)] = sum;
 #endif
+                }
             }
         }
         __syncwarp();
 
         if (!STATE_ONLY) {
-            float y[VECTOR], own_u[VECTOR], gate[VECTOR];
-            load_floats(delta_row + q * VECTOR, y);
-            unpack(tile_u, own_u);
-            unpack(tile_z, gate);
 #pragma unroll
-            for (int i = 0; i < VECTOR; ++i) {
-                y[i] = fmaf(skip, own_u[i], y[i]);
-                if (GATED) y[i] *= silu(gate[i]);
+            for (int e = 0; e < EACH; ++e) {
+                float y[VECTOR], own_u[VECTOR], gate[VECTOR];
+                load_floats(delta_row + e * WARP_ROWS * ROW + q * VECTOR, y);
+                unpack(tile_u[e], own_u);
+                unpack(tile_z[e], gate);
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i) {
+                    y[i] = fmaf(skip[e], own_u[i], y[i]);
+                    if (GATED) y[i] *= silu(gate[i]);
+                }
+                store_steps<VECTOR, PACKED>(
+                    out + (i64)(e * WARP_ROWS) * p.out_stride[1], p.out_stride[2], p.out_packed, tile + q * VECTOR,
+                    moved_end[e], y);
             }
-            store_steps<VECTOR, PACKED>(out, p.out_stride[2], p.out_packed, tile + q * VECTOR, moved_end, y);
         }
         if (more) {
             if (MATRIX_BUFFERS == 2) {
@@ -236,15 +279,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
         }
     }
 
-    if (STATE_ONLY) {
-        delta_sum = sum_over_lanes<LANES>(delta_sum);
-        if (exists && q == 0) p.segment_deltas[sequence * p.segments + segment] = delta_sum;
-    }
-    if (exists && (STATE_ONLY || end == p.seqlen)) {
-        float* const kept =
-            STATE_ONLY ? p.segment_states + (sequence * p.segments + segment) * p.dstate : p.last_state + sequence * p.dstate;
 #pragma unroll
-        for (int j = 0; j < OWN; ++j)
-            if (j * LANES + q < p.dstate) kept[j * LANES + q] = h[j];
+    for (int e = 0; e < EACH; ++e) {
+        const i64 own = sequence + e * WARP_ROWS;
+        const bool exists = moved_end[e] > begin;
+        if (STATE_ONLY) {
+            delta_sum[e] = sum_over_lanes<LANES>(delta_sum[e]);
+            if (exists && q == 0) p.segment_deltas[own * p.segments + segment] = delta_sum[e];
+        }
+        if (exists && (STATE_ONLY || end == p.seqlen)) {
+            float* const kept =
+                STATE_ONLY ? p.segment_states + (own * p.segments + segment) * p.dstate : p.last_state + own * p.dstate;
+#pragma unroll
+            for (int j = 0; j < OWN; ++j)
+                if (j * LANES + q < p.dstate) kept[j * LANES + q] = h[e][j];
+        }
     }
 }
