@@ -14,10 +14,12 @@ from anymamba.doctor.torch_index import best_tag
 from anymamba.machine import Machine
 from anymamba.machine.compilers import Compilers, Nvcc, Tool, VisualStudio
 from anymamba.machine.driver import Card, Driver
+from anymamba.machine.network import Network
 from anymamba.machine.packages import Installed, Packages, Upstream
 from anymamba.machine.system import System
 from anymamba.machine.torch_build import OperatorRun, TorchCard
 from anymamba.machine.triton import Triton
+from anymamba.machine.wsl import Wsl
 
 
 def result(machine: Machine, identifier: str) -> Result | None:
@@ -221,6 +223,35 @@ def gcc(version: str, nvcc: str) -> Compilers:
             "ok",
         ),
         (machines.cpu_ci(folders=machines.folders(shadowed=("mamba_ssm",))), "not-shadowed", "warn"),
+        (
+            machines.cpu_ci(
+                packages=Packages(
+                    (Upstream("mamba_ssm", "2.2.2", "/env", "native", "x.so"),), (Installed("transformers", "5.0.0"),)
+                )
+            ),
+            "transformers-for-upstream",
+            "warn",
+        ),
+        # network
+        (machines.cpu_ci(), "proxy-addresses", "absent"),
+        (machines.cpu_ci(network=Network((("HTTPS_PROXY", "127.0.0.1:7890"),))), "proxy-addresses", "warn"),
+        (machines.cpu_ci(network=Network((("HTTPS_PROXY", "https://127.0.0.1:7890"),))), "proxy-addresses", "warn"),
+        (machines.cpu_ci(network=Network((("HTTPS_PROXY", "http://proxy.example:80"),))), "proxy-addresses", "info"),
+        (
+            machines.cpu_ci(network=Network((), (("PIP_CERT", "/gone.pem"),), ("PIP_CERT",))),
+            "certificate-files",
+            "warn",
+        ),
+        # WSL
+        (machines.cpu_ci(), "wsl-version", "absent"),
+        (machines.cpu_ci(wsl=Wsl(1, False, False)), "wsl-version", "warn"),
+        (machines.cpu_ci(wsl=Wsl(2, True, True)), "wsl-version", "warn"),
+        (machines.cpu_ci(wsl=Wsl(2, True, False)), "wsl-version", "ok"),
+        (
+            machines.cpu_ci(wsl=Wsl(2, True, False), python=machines.python(prefix="/mnt/d/env")),
+            "wsl-folder",
+            "warn",
+        ),
         # HOME
         (machines.windows_laptop(), "home-variable", "info"),
         (machines.windows_laptop(triton=Triton("triton", "2.0.0")), "home-variable", "warn"),
@@ -274,6 +305,12 @@ def gcc(version: str, nvcc: str) -> Compilers:
 )
 def test_a_check(machine: Machine, identifier: str, wanted: str) -> None:
     assert status(machine, identifier) == wanted
+
+
+def test_the_right_proxy_is_spelt_out() -> None:
+    found = result(machines.windows_laptop(network=Network((("HTTPS_PROXY", "127.0.0.1:7890"),))), "proxy-addresses")
+    assert found is not None
+    assert found.fix == "set HTTPS_PROXY=http://127.0.0.1:7890"
 
 
 def test_a_second_nvcc_of_the_right_version_is_offered() -> None:

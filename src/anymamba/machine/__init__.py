@@ -13,19 +13,21 @@ from dataclasses import dataclass, field
 from anymamba.machine.compilers import Compilers, read_compilers
 from anymamba.machine.driver import Driver, read_driver
 from anymamba.machine.folders import Folders, read_folders
+from anymamba.machine.network import Network, read_network
 from anymamba.machine.packages import Packages, read_packages
 from anymamba.machine.python import Python, read_python
 from anymamba.machine.system import System, read_system
 from anymamba.machine.torch_build import OperatorRun, Torch, read_torch
 from anymamba.machine.triton import Triton, read_triton
 from anymamba.machine.windows import Windows, read_windows
+from anymamba.machine.wsl import Wsl, read_wsl
 
 __all__ = ["Machine", "read_machine"]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """All facts together. `torch`, `triton`, `windows` are None where there is no such thing."""
+    """All facts together. `torch`, `triton`, `windows`, `wsl` are None where there is no such thing."""
 
     system: System
     python: Python
@@ -36,7 +38,9 @@ class Machine:
     windows: Windows | None
     folders: Folders
     packages: Packages
-    operators: tuple[OperatorRun, ...] = field(default=())
+    network: Network = field(default_factory=Network)
+    wsl: Wsl | None = None
+    operators: tuple[OperatorRun, ...] = ()
 
 
 def read_machine(*, operators: bool = True) -> Machine:
@@ -62,5 +66,7 @@ def read_machine(*, operators: bool = True) -> Machine:
             windows=read_windows(),
             folders=read_folders(),
             packages=read_packages(),
+            network=read_network(),
+            wsl=read_wsl(),
             operators=runs,
         )

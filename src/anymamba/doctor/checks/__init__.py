@@ -17,7 +17,7 @@ __all__ = ["Check", "all_checks"]
 
 Check = Callable[[Machine], "Result | None"]
 
-ORDER = ("python", "torch", "gpu", "operators", "packages", "folders", "windows", "compilers")
+ORDER = ("python", "torch", "gpu", "operators", "packages", "folders", "network", "wsl", "windows", "compilers")
 
 
 def all_checks() -> Iterator[Check]:

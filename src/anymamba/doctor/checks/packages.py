@@ -32,6 +32,25 @@ def einops_installed(machine: Machine) -> Result | None:
     )
 
 
+def transformers_for_upstream(machine: Machine) -> Result | None:
+    """Upstream's own mamba_ssm up to 2.2.x imports names that transformers 5 has no more; the port repairs that."""
+    package, transformers = machine.packages.of_upstream("mamba_ssm"), machine.packages.version("transformers")
+    if package is None or package.kind == "port" or transformers is None:
+        return None
+    if int(transformers.split(".")[0]) < 5 or not package.version.startswith(("1.", "2.0", "2.1", "2.2")):
+        return None
+    return Result(
+        "transformers-for-upstream",
+        "transformers",
+        Status.WARN,
+        Way.NATIVE,
+        seen=f"transformers {transformers} with mamba_ssm {package.version} ({package.kind})",
+        wanted="below 5 for upstream's own package",
+        why="\"cannot import name 'GreedySearchDecoderOnlyOutput'\"",
+        fix='python -m pip install "transformers<4.40"    (or: anymamba install)',
+    )
+
+
 def not_shadowed(machine: Machine) -> Result | None:
     """A folder named like a package in the working folder wins over the installed package."""
     names = machine.folders.shadowed
