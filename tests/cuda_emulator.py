@@ -116,6 +116,10 @@ class EmulatedDriver:
         # Not parameters[0]: that would be a copy up to the first zero byte.
         return int(function[1](*geometry, ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]))
 
+    def launch_objects(self, function: Any, *arguments: Any) -> int:
+        *geometry, stream, parameters, extra = arguments
+        return self.launch(function, *(value.value for value in geometry), stream, parameters, extra)
+
     def current_stream(self, device: int) -> int:
         return 0
 

@@ -217,8 +217,12 @@ def causal_conv1d_update(
             check_device(name, index, x, "x")
     columns = x if x.dim() == 3 else x.unsqueeze(-1)
     run = torch.ops.anymamba.causal_conv1d_update if traced(x) else _update
-    with torch.no_grad():
-        out: torch.Tensor = run(columns, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+    arguments = (columns, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+    if torch.is_grad_enabled():  # entering the context costs as much as a launch: only where it changes something
+        with torch.no_grad():
+            out: torch.Tensor = run(*arguments)
+    else:
+        out = run(*arguments)
     return out if x.dim() == 3 else out.squeeze(-1)
 
 

@@ -70,7 +70,7 @@ def causal_conv1d_forward(
         _key(bias),
         _key(seq_idx),
         _key(initial_states),
-        _key(out),
+        out.stride(),
         final is not None or initial_states is not None,
         silu,
         x.get_device(),
@@ -119,7 +119,7 @@ def causal_conv1d_backward(
         dout = torch.empty_like(x).copy_(dout)
     plan, count, add = _backward_plan(
         _key(x), _key(weight), _key(bias32), _key(dout), _key(seq_idx), _key(initial), _key(dfinal),
-        _key(dx), _key(dweight), _key(dbias32), _key(dinitial_x), silu, x.get_device(),
+        dx.stride(), dx.data_ptr() % 16, dweight.stride(), _strides(dbias32), _strides(dinitial_x), silu, x.get_device(),
     )  # fmt: skip
     parts = torch.empty(count, dim, width + 1, dtype=torch.float32, device=x.device) if add else None
     plan(
@@ -153,7 +153,7 @@ def causal_conv1d_update(
     bias = _bias(bias)
     plan = _update_plan(
         _key(x), _key(conv_state), _key(weight), _key(bias), _key(cache_seqlens), _key(conv_state_indices),
-        _key(out), silu, x.get_device(),
+        out.stride(), silu, x.get_device(),
     )  # fmt: skip
     plan(
         x.data_ptr(), conv_state.data_ptr(), weight.data_ptr(), _pointer(bias), _pointer(cache_seqlens),
@@ -290,9 +290,10 @@ def _stride(facts: Facts | None, dims: int) -> tuple[int, ...]:
 @cached
 def _forward_plan(
     x_key: Key, weight_key: Key, bias_key: Key | None, seq_idx_key: Key | None, initial_key: Key | None,
-    out_key: Key, has_states: bool, silu: bool, device: int,
+    out_stride: tuple[int, ...], has_states: bool, silu: bool, device: int,
 ) -> Plan:  # fmt: skip
-    x, weight, out = Facts(*x_key), Facts(*weight_key), Facts(*out_key)
+    x, weight = Facts(*x_key), Facts(*weight_key)
+    out = x._replace(stride=out_stride, past=0)  # fresh tensors begin at more than 16 bytes
     bias, seq_idx, initial = _facts(bias_key), _facts(seq_idx_key), _facts(initial_key)
     batch, dim, seqlen = x.shape
     channels = _channels(x, out)
@@ -318,25 +319,15 @@ def _forward_plan(
 @cached
 def _backward_plan(
     x_key: Key, weight_key: Key, bias_key: Key | None, dout_key: Key, seq_idx_key: Key | None, initial_key: Key | None,
-    dfinal_key: Key | None, dx_key: Key, dweight_key: Key, dbias_key: Key | None, dinitial_key: Key | None,
-    silu: bool, device: int,
+    dfinal_key: Key | None, dx_stride: tuple[int, ...], dx_past: int, dweight_stride: tuple[int, ...],
+    dbias_stride: tuple[int, ...], dinitial_stride: tuple[int, ...], silu: bool, device: int,
 ) -> tuple[Plan, int, Plan | None]:  # fmt: skip
     """Return the launch, how many blocks leave sums of dweight and dbias, and the launch that adds these (None: one)."""
-    x, weight, dout, dx, dweight = (
-        Facts(*x_key),
-        Facts(*weight_key),
-        Facts(*dout_key),
-        Facts(*dx_key),
-        Facts(*dweight_key),
-    )
-    bias, seq_idx, initial, dfinal, dbias, dinitial = (
-        _facts(bias_key),
-        _facts(seq_idx_key),
-        _facts(initial_key),
-        _facts(dfinal_key),
-        _facts(dbias_key),
-        _facts(dinitial_key),
-    )
+    x, weight, dout = Facts(*x_key), Facts(*weight_key), Facts(*dout_key)
+    bias, seq_idx, initial, dfinal = _facts(bias_key), _facts(seq_idx_key), _facts(initial_key), _facts(dfinal_key)
+    dx = x._replace(stride=dx_stride, past=dx_past)
+    if not dbias_stride:
+        dbias_stride = (0,)
     batch, dim, seqlen = x.shape
     width = weight.shape[1]
     channels = _channels(x, dout, dx)
@@ -349,7 +340,7 @@ def _backward_plan(
     kernel = runtime().load(variant, device)
     strides = (
         *x.stride, *dout.stride, *dx.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2),
-        *_stride(initial, 3), *_stride(dfinal, 3), *dweight.stride, *_stride(dbias, 1), *_stride(dinitial, 3),
+        *_stride(initial, 3), *_stride(dfinal, 3), *dweight_stride, *dbias_stride, *(dinitial_stride or (0, 0, 0)),
     )  # fmt: skip
     if channels:
         run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device)
@@ -363,16 +354,15 @@ def _backward_plan(
         return plan, 1, None
     add = runtime().load(_sum_variant(weight.dtype, bias_dtype, width), device)
     blocks = -(-dim * (width + 1) // 128)
-    return plan, count, add.plan((blocks, 1, 1), (128, 1, 1), 0, *dweight.stride, *_stride(dbias, 1), count, dim)
+    return plan, count, add.plan((blocks, 1, 1), (128, 1, 1), 0, *dweight_stride, *dbias_stride, count, dim)
 
 
 @cached
 def _update_plan(
     x_key: Key, state_key: Key, weight_key: Key, bias_key: Key | None, lengths_key: Key | None,
-    indices_key: Key | None, out_key: Key,
-    silu: bool, device: int,
+    indices_key: Key | None, out_stride: tuple[int, ...], silu: bool, device: int,
 ) -> Plan:  # fmt: skip
-    x, state, weight, out = Facts(*x_key), Facts(*state_key), Facts(*weight_key), Facts(*out_key)
+    x, state, weight = Facts(*x_key), Facts(*state_key), Facts(*weight_key)
     bias, lengths, indices = _facts(bias_key), _facts(lengths_key), _facts(indices_key)
     batch, dim, seqlen = x.shape
     variant = _update_variant(
@@ -381,7 +371,7 @@ def _update_plan(
     )  # fmt: skip
     return runtime().load(variant, device).plan(
         (-(-dim // 128), min(batch, 65535), 1), (128, 1, 1), 0, *x.stride, *state.stride, *weight.stride,
-        *_stride(bias, 1), *_stride(lengths, 1), *_stride(indices, 1), *out.stride, batch, dim, seqlen,
+        *_stride(bias, 1), *_stride(lengths, 1), *_stride(indices, 1), *out_stride, batch, dim, seqlen,
         state.shape[2],
     )  # fmt: skip
 
@@ -456,6 +446,10 @@ def _channel_last_grid(
 
 def _pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def _strides(tensor: torch.Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tensor.stride()
 
 
 def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -3,10 +3,13 @@
 // Formula   As the forward's, with the WIDTH - 1 columns before taken from the state; then the state is shifted left by seqlen
 //           and x appended, or, with cache_seqlens, x written at cache_seqlens + t modulo state_len (a circular buffer).
 //           A negative entry of conv_state_indices is padding: output 0, nothing updated.
-// Threads   One for each (sequence, channel); it reads its state before it writes it, so nothing is shared.
+// Threads   One for each (sequence, channel); it reads its state before it writes it, so nothing is shared. One column and at
+//           most SHORT columns of state, as in decoding: all are read before the first use, one latency instead of several.
 // Bytes     x and out once, the state read and written: B * D * (2 * seqlen + 2 * state_len) * 2 for bf16. At decoding sizes
 //           (0.1-8 MB) the launch is all there is: 2 us.
 #include "causal_conv1d.cuh"
+
+#define SHORT 4
 
 struct CausalConv1dUpdateParameters {
     const X* x;
@@ -24,6 +27,8 @@ __device__ __forceinline__ int modulo(i64 a, int n) {
     const int r = (int)(a % n);
     return r < 0 ? r + n : r;
 }
+
+__device__ __forceinline__ float rounded(STATE state) { return to_float(from_float<X>(to_float(state))); }  // as x's dtype
 
 extern "C" __global__ void __launch_bounds__(128) causal_conv1d_update(const CausalConv1dUpdateParameters p) {
     const int d = blockIdx.x * 128 + threadIdx.x;
@@ -43,10 +48,26 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_update(const Cau
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) w[k] = to_float(p.weight[d * p.weight_stride[0] + k * p.weight_stride[1]]);
         const float bias = p.bias ? to_float(p.bias[d * p.bias_stride]) : 0.0f;
+        if (!p.cache_seqlens && p.seqlen == 1 && n <= SHORT) {
+            STATE columns[SHORT + 1];  // the last n of them are the state, then the new one
+            columns[SHORT] = from_float<STATE>(to_float(x[0]));
+#pragma unroll
+            for (int i = 0; i < SHORT; ++i) columns[i] = state[max(i - (SHORT - n), 0) * p.state_stride[2]];
+            float y = bias;
+#pragma unroll
+            for (int k = 0; k < BEFORE; ++k) y = __fmaf_rn(w[k], rounded(columns[SHORT - BEFORE + k]), y);
+            y = __fmaf_rn(w[BEFORE], to_float(x[0]), y);
+            out[0] = from_float<X>(SILU ? silu(y) : y);
+#pragma unroll
+            for (int i = 0; i < SHORT; ++i)
+                if (i >= SHORT - n) state[(i - (SHORT - n)) * p.state_stride[2]] = columns[i + 1];
+            continue;
+        }
+        int at = p.cache_seqlens ? modulo(start - BEFORE, n) : n - BEFORE;
 #pragma unroll
         for (int k = 0; k < BEFORE; ++k) {
-            const int j = p.cache_seqlens ? modulo(start - BEFORE + k, n) : n - BEFORE + k;
-            window[k] = to_float(from_float<X>(to_float(state[j * p.state_stride[2]])));  // the state as x's dtype has it
+            window[k] = rounded(state[at * p.state_stride[2]]);
+            at = at + 1 == n ? 0 : at + 1;
         }
         for (int t = 0; t < p.seqlen; ++t) {
             window[BEFORE] = to_float(x[t * p.x_stride[2]]);
@@ -61,8 +82,12 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_update(const Cau
             for (int k = 0; k < BEFORE; ++k) window[k] = window[k + 1];
         }
         if (p.cache_seqlens) {
-            for (int t = p.seqlen > n ? p.seqlen - n : 0; t < p.seqlen; ++t)
-                state[modulo(start + t, n) * p.state_stride[2]] = from_float<STATE>(to_float(x[t * p.x_stride[2]]));
+            const int kept = p.seqlen > n ? p.seqlen - n : 0;  // of a longer block only the last columns stay
+            at = kept ? modulo(start + kept, n) : at;
+            for (int t = kept; t < p.seqlen; ++t) {
+                state[at * p.state_stride[2]] = from_float<STATE>(to_float(x[t * p.x_stride[2]]));
+                at = at + 1 == n ? 0 : at + 1;
+            }
         } else {
             for (int j = 0; j < n; ++j) {
                 const int from = j + p.seqlen;

@@ -71,6 +71,8 @@ class CudaDriver:
         self.version = (version.value // 1000, version.value % 1000 // 10)
         self.launch: Callable[..., int] = library.cuLaunchKernel
         """cuLaunchKernel(function, grid x, y, z, block x, y, z, shared bytes, stream, arguments, None) -> error code."""
+        # A second function object without argtypes: arguments that are ctypes objects already need no conversion (3x faster).
+        self.launch_objects: Callable[..., int] = library["cuLaunchKernel"]
         self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.current_device: Callable[[], int] = torch._C._cuda_getDevice
         self._contexts: dict[int, ctypes.c_void_p] = {}

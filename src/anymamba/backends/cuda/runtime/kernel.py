@@ -15,10 +15,12 @@ lookup of a few microseconds, so families keep what it returns in a function dec
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import struct
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from threading import get_ident
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from anymamba.backends.cuda.runtime import sources
@@ -152,20 +154,16 @@ class Kernel:
 
 
 class Plan:
-    """A launch with everything settled but the pointers. Call it with those; it launches on PyTorch's current stream."""
+    """A launch with everything settled but the pointers. Call it with those; it launches on PyTorch's current stream.
+
+    All arguments of the driver's function are ctypes objects made beforehand, but for the pointers, which are packed into a
+    buffer of the calling thread: the driver copies it before it returns.
+    """
 
     __slots__ = (
-        "_current_device",
-        "_device",
-        "_launch",
-        "_pack",
-        "_rest",
-        "_stream",
-        "block",
-        "grid",
-        "kernel",
-        "shared_bytes",
-    )
+        "_current_device", "_device", "_launch", "_pack_into", "_parameters", "_slots", "_stream", "_streams", "block",
+        "grid", "kernel", "shared_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -178,21 +176,40 @@ class Plan:
         self.kernel = kernel
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
         layout, driver = kernel._layout, kernel._driver
-        head = struct.Struct("@" + "P" * layout.pointers)
-        self._pack = head.pack
-        self._rest = kernel.pack(*[0] * layout.pointers, *values)[head.size :]
+        self._pack_into = struct.Struct("@" + "P" * layout.pointers).pack_into
+        self._parameters = kernel.pack(*[0] * layout.pointers, *values)
+        self._slots: dict[int, tuple[Any, Any]] = {}
         self._device = kernel.device
         self._current_device, self._stream = driver.current_device, driver.current_stream
-        self._launch = functools.partial(driver.launch, kernel._function, *grid, *block, shared_bytes)
+        self._streams: dict[int, ctypes.c_void_p] = {}
+        geometry = [ctypes.c_uint(value) for value in (*grid, *block, shared_bytes)]
+        self._launch = functools.partial(driver.launch_objects, kernel._function, *geometry)
 
     def __call__(self, *pointers: int) -> None:
         """Launch. Fewer checks than `Kernel.launch`, the same errors."""
-        parameters = self._pack(*pointers) + self._rest
+        slot = self._slots.get(get_ident()) or self._new_slot()
+        self._pack_into(slot[0], 0, *pointers)
         device = self._device
-        if self._current_device() == device and not self._launch(self._stream(device), Arguments(parameters), None):
-            return
+        if self._current_device() == device:
+            stream = self._stream(device)
+            if not self._launch(self._streams.get(stream) or self._new_stream(stream), slot[1], None):
+                return
         # Another device is current, or an error: the careful way.
-        self.kernel.launch(self.grid, self.block, self.shared_bytes, parameters)
+        self.kernel.launch(self.grid, self.block, self.shared_bytes, bytes(slot[0]))
+
+    def _new_slot(self) -> tuple[Any, Any]:
+        buffer = (ctypes.c_char * len(self._parameters)).from_buffer_copy(self._parameters)
+        slot = (buffer, (ctypes.c_void_p * 1)(ctypes.addressof(buffer)))
+        if len(self._slots) > 64:  # threads come and go; what a running one holds stays alive through its own reference
+            self._slots.clear()
+        self._slots[get_ident()] = slot
+        return slot
+
+    def _new_stream(self, stream: int) -> ctypes.c_void_p:
+        if len(self._streams) > 64:
+            self._streams.clear()
+        handle = self._streams[stream] = ctypes.c_void_p(stream)
+        return handle
 
 
 class Runtime:
