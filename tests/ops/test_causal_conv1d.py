@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -238,3 +241,23 @@ def test_torch_compile_and_export_give_what_eager_gives() -> None:
 
     exported = torch.export.export(Module(), (x.detach(), weight.detach()))
     torch.testing.assert_close(exported.module()(x.detach(), weight.detach()), eager.detach())
+
+
+def test_the_backward_runs_where_the_forward_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    for name in ("torch", "reference"):
+        module = importlib.import_module(f"anymamba.backends.{name}.causal_conv1d")
+        original = module.causal_conv1d_backward
+
+        def noted(*arguments: object, name: str = name, original: Any = original, **options: object) -> Any:
+            ran.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, "causal_conv1d_backward", noted)
+    x = torch.randn(1, 2, 5, requires_grad=True)
+    with use_backend("reference"):
+        out = causal_conv1d_fn(x, torch.randn(2, 4))
+    out.sum().backward(retain_graph=True)
+    with use_backend("torch"):
+        out.sum().backward()
+    assert ran == ["reference", "reference"]

@@ -15,7 +15,7 @@ from anymamba.errors import (
     NoSuchReleaseError,
     NotWritableError,
 )
-from anymamba.upstream.cache import cache_dir
+from anymamba.machine.folders import cache_folder
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import PipSettings
 from anymamba.upstream.progress import Silent
@@ -63,7 +63,7 @@ def test_a_download_is_kept_and_not_fetched_again(server: IndexServer) -> None:
         found = index.find("mamba_ssm")[0]
         first = index.download(found, found.sha256, Silent())
         again = index.download(found, found.sha256, Silent())
-    assert first == again == cache_dir() / "sources" / str(found.sha256) / found.file
+    assert first == again == cache_folder() / "sources" / str(found.sha256) / found.file
     assert first.read_bytes() == server.files[found.file].read_bytes()
     assert len([request for request in server.requests if request.startswith("/files")]) == 1
 
@@ -98,7 +98,7 @@ def test_a_download_that_always_breaks_off_is_an_error_and_leaves_nothing(server
         found = index.find("mamba_ssm")[0]
         with pytest.raises(IndexUnreachableError, match="broke off"):
             index.download(found, found.sha256, Silent())
-    assert not [path for path in cache_dir().rglob("*") if path.is_file()]
+    assert not [path for path in cache_folder().rglob("*") if path.is_file()]
 
 
 def test_a_wrong_hash_is_refused_and_nothing_is_kept(server: IndexServer) -> None:
@@ -107,7 +107,7 @@ def test_a_wrong_hash_is_refused_and_nothing_is_kept(server: IndexServer) -> Non
         found = index.find("mamba_ssm")[0]
         with pytest.raises(HashMismatchError, match="0000"):
             index.download(found, found.sha256, Silent())
-    assert not [path for path in cache_dir().rglob("*") if path.is_file()]
+    assert not [path for path in cache_folder().rglob("*") if path.is_file()]
 
 
 def test_a_server_error_is_tried_again(server: IndexServer) -> None:

@@ -85,6 +85,27 @@ def use_backend(name: str) -> Iterator[None]:
         _asked_for.reset(token)
 
 
+class pinned:  # noqa: N801 - used like a function
+    """Context in which `requested()` is what it was elsewhere; for a backward, which may run later and on another thread.
+
+    Parameters
+    ----------
+    name : str or None
+        What `requested()` returned there. None: nothing was asked for.
+    """
+
+    __slots__ = ("name", "token")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        self.token = _asked_for.set(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        _asked_for.reset(self.token)
+
+
 def requested() -> str | None:
     """Return the backend asked for by context or environment, or None."""
     return _asked_for.get() or os.environ.get(ENVIRONMENT_VARIABLE) or None

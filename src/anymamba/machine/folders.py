@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 __all__ = ["Folders", "read_folders"]
 
 
@@ -64,9 +62,13 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if chosen:
         return Path(chosen).expanduser()
     try:
-        return Path(platformdirs.user_cache_path("anymamba", appauthor=False))
-    except (RuntimeError, OSError):  # a service account without a home folder
-        return Path(tempfile.gettempdir(), "anymamba")
+        import platformdirs  # here, so that compiled kernels find their folder on a machine that has nothing but torch
+
+        folder = Path(platformdirs.user_cache_path("anymamba", appauthor=False))
+    except (ImportError, RuntimeError, OSError, KeyError):  # or a service account without a home folder
+        folder = Path()
+    # Without HOME some systems answer "~/.cache"; a folder of that name in the working directory helps nobody.
+    return folder if folder.is_absolute() else Path(tempfile.gettempdir(), "anymamba")
 
 
 def _shadows(working: Path, name: str) -> bool:

@@ -8,12 +8,15 @@ operator with a fake implementation, whose Autograd kernel applies the same auto
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["below_autograd", "define", "differentiated", "placeholder", "traced"]
+from anymamba.backends import pinned, requested
+
+__all__ = ["backward_where_forward_ran", "below_autograd", "define", "differentiated", "placeholder", "traced"]
 
 _library = torch.library.Library("anymamba", "DEF")
 # torch 2.1 has neither the tag nor the argument for it.
@@ -54,6 +57,30 @@ def define(
         _library.impl(name, fake, "Meta")
     if autograd is not None:
         _library.impl(name, autograd, "Autograd")
+
+
+Function = TypeVar("Function", bound=type[torch.autograd.Function])
+
+
+def backward_where_forward_ran(function: Function) -> Function:
+    """Decorate an autograd.Function: its backward runs on the backend that was asked for when its forward ran.
+
+    Autograd runs a backward after the `use_backend` context has been left, and for CUDA tensors on another thread.
+    """
+    forward, backward = function.forward, function.backward
+
+    @functools.wraps(forward)
+    def remembering(ctx: Any, *arguments: Any) -> Any:
+        ctx.backend_asked_for = requested()
+        return forward(ctx, *arguments)
+
+    @functools.wraps(backward)
+    def recalling(ctx: Any, *gradients: Any) -> Any:
+        with pinned(ctx.backend_asked_for):
+            return backward(ctx, *gradients)
+
+    function.forward, function.backward = staticmethod(remembering), staticmethod(recalling)  # type: ignore[method-assign]
+    return function
 
 
 def traced(x: torch.Tensor) -> bool:

@@ -14,7 +14,14 @@ import torch
 from anymamba.backends import Operator, choose
 from anymamba.errors import OptionError, ShapeError
 from anymamba.ops._checks import FLOATING, check_activation, check_device, check_dim, check_dtype, check_shape
-from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._library import (
+    backward_where_forward_ran,
+    below_autograd,
+    define,
+    differentiated,
+    placeholder,
+    traced,
+)
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -274,6 +281,7 @@ def _call(x: torch.Tensor, weight: torch.Tensor) -> CausalConv1dCall:
     return CausalConv1dCall(x.device, x.dtype, weight.dtype, weight.shape[1])
 
 
+@backward_where_forward_ran
 class _CausalConv1d(torch.autograd.Function):
     @staticmethod
     def forward(

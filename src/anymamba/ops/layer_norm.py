@@ -20,7 +20,14 @@ from anymamba.backends import Operator, choose
 from anymamba.errors import OptionError
 from anymamba.ops._autocast import autocast_dtype
 from anymamba.ops._checks import FLOATING, check_device, check_dtype, check_shape
-from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._library import (
+    backward_where_forward_ran,
+    below_autograd,
+    define,
+    differentiated,
+    placeholder,
+    traced,
+)
 from anymamba.ops._linear import linear
 from anymamba.ops._rows import as_rows, check_columns
 
@@ -584,6 +591,7 @@ def _plain(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+@backward_where_forward_ran
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -658,6 +666,7 @@ class _LayerNorm(torch.autograd.Function):
         )
 
 
+@backward_where_forward_ran
 class _LayerNormLinear(torch.autograd.Function):
     """Eager only: the normalised rows are not kept but computed again in the backward."""
 

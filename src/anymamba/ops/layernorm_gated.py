@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from anymamba.backends import Operator, choose
 from anymamba.errors import OptionError
 from anymamba.ops._checks import FLOATING, check_device, check_dtype, check_shape
-from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._library import (
+    backward_where_forward_ran,
+    below_autograd,
+    define,
+    differentiated,
+    placeholder,
+    traced,
+)
 from anymamba.ops._rows import as_rows, check_columns
 
 __all__ = ["LayerNorm", "LayerNormFn", "RMSNorm", "layernorm_fn", "rms_norm_ref", "rmsnorm_fn"]
@@ -319,6 +326,7 @@ def _call(x: torch.Tensor, weight: torch.Tensor, group_size: int) -> LayerNormGa
     return LayerNormGatedCall(x.device, x.dtype, weight.dtype, group_size)
 
 
+@backward_where_forward_ran
 class _LayerNormGated(torch.autograd.Function):
     @staticmethod
     def forward(

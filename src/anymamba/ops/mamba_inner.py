@@ -24,7 +24,7 @@ from anymamba.errors import OptionError, ShapeError
 from anymamba.ops import causal_conv1d, selective_scan
 from anymamba.ops._autocast import autocast_dtype, without_autocast
 from anymamba.ops._checks import FLOATING, check_device, check_dim, check_dtype, check_shape
-from anymamba.ops._library import differentiated, traced
+from anymamba.ops._library import backward_where_forward_ran, differentiated, traced
 
 __all__ = ["mamba_inner_fn", "mamba_inner_ref"]
 
@@ -264,6 +264,7 @@ def _composed(
         return _out_projection(inputs, y).to(out_dtype)
 
 
+@backward_where_forward_ran
 class _MambaInner(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, delta_softplus: bool, checkpoint_lvl: int, *tensors: Any) -> torch.Tensor:

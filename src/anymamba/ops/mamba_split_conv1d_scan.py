@@ -22,7 +22,7 @@ from anymamba.errors import DtypeError, OptionError, ShapeError
 from anymamba.ops import causal_conv1d, layernorm_gated, ssd
 from anymamba.ops._autocast import autocast_dtype, without_autocast
 from anymamba.ops._checks import FLOATING, check_activation, check_device, check_dim, check_dtype, check_shape
-from anymamba.ops._library import differentiated, traced
+from anymamba.ops._library import backward_where_forward_ran, differentiated, traced
 from anymamba.ops.ssd_pieces import ssd_selective_scan
 from anymamba.ops.swiglu import _swiglu_bwd, _swiglu_fwd, swiglu
 
@@ -350,6 +350,7 @@ def _composed(inputs: _Inputs, sizes: _Sizes, options: _Options) -> tuple[torch.
     return _project(out, inputs, options), final_states
 
 
+@backward_where_forward_ran
 class _SplitConv1dScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sizes: _Sizes, options: _Options, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -21,7 +21,14 @@ import torch
 from anymamba.backends import Operator, choose, use_backend
 from anymamba.errors import DtypeError, ShapeError
 from anymamba.ops._checks import FLOATING, check_device, check_dim, check_dtype, check_shape
-from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._library import (
+    backward_where_forward_ran,
+    below_autograd,
+    define,
+    differentiated,
+    placeholder,
+    traced,
+)
 
 __all__ = [
     "CHECKPOINT_LENGTH",
@@ -319,6 +326,7 @@ def _call(u: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) ->
     return SelectiveScanCall(u.device, u.dtype, A.dtype, A.shape[1], B.dim() == 4, C.dim() == 4)
 
 
+@backward_where_forward_ran
 class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -20,7 +20,14 @@ import torch
 from anymamba.backends import Operator, choose
 from anymamba.errors import OptionError, ShapeError
 from anymamba.ops._checks import FLOATING, check_device, check_dim, check_dtype, check_shape
-from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._library import (
+    backward_where_forward_ran,
+    below_autograd,
+    define,
+    differentiated,
+    placeholder,
+    traced,
+)
 
 __all__ = ["MambaChunkScanCombinedFn", "mamba_chunk_scan", "mamba_chunk_scan_combined"]
 
@@ -346,6 +353,7 @@ def _call(x: torch.Tensor, B: torch.Tensor) -> SsdCall:
     return SsdCall(x.device, x.dtype, B.dtype, x.shape[3], B.shape[3])
 
 
+@backward_where_forward_ran
 class _Ssd(torch.autograd.Function):
     @staticmethod
     def forward(

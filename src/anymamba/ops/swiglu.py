@@ -12,7 +12,14 @@ import torch
 from anymamba.backends import Operator, choose
 from anymamba.errors import ShapeError
 from anymamba.ops._checks import FLOATING, check_dtype
-from anymamba.ops._library import below_autograd, define, differentiated, placeholder, traced
+from anymamba.ops._library import (
+    backward_where_forward_ran,
+    below_autograd,
+    define,
+    differentiated,
+    placeholder,
+    traced,
+)
 from anymamba.ops._rows import as_rows, check_columns
 
 __all__ = ["SwiGLU", "swiglu"]
@@ -102,6 +109,7 @@ def _swiglu_bwd(
     return gradient, seen if out is None else out.copy_(seen)
 
 
+@backward_where_forward_ran
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, xy: torch.Tensor) -> torch.Tensor:

@@ -7,23 +7,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-import platformdirs
+from anymamba.machine.folders import cache_folder
 
-__all__ = ["cache_dir", "cached_source", "cached_versions", "sha256_of", "source_path"]
-
-
-def cache_dir() -> Path:
-    """Return the product's cache folder (not created)."""
-    override = os.environ.get("ANYMAMBA_CACHE_DIR", "")
-    return Path(override).expanduser() if override else Path(platformdirs.user_cache_path("anymamba", appauthor=False))
+__all__ = ["cached_source", "cached_versions", "sha256_of", "source_path"]
 
 
 def source_path(sha256: str, file: str) -> Path:
     """Return where the archive with this content is, or would be, kept."""
-    return cache_dir() / "sources" / sha256 / file
+    return cache_folder() / "sources" / sha256 / file
 
 
 def cached_source(sha256: str, file: str) -> Path | None:
@@ -40,7 +33,7 @@ def cached_source(sha256: str, file: str) -> Path | None:
 def cached_versions(name: str) -> dict[str, Path]:
     """Return the kept archives of a package by the version in their file name."""
     found: dict[str, Path] = {}
-    sources = cache_dir() / "sources"
+    sources = cache_folder() / "sources"
     if not sources.is_dir():
         return found
     for path in sorted(sources.glob("*/*")):

@@ -33,7 +33,8 @@ from anymamba.errors import (
     NoSuchReleaseError,
     NotWritableError,
 )
-from anymamba.upstream.cache import cache_dir, cached_source, sha256_of, source_path
+from anymamba.machine.folders import cache_folder
+from anymamba.upstream.cache import cached_source, sha256_of, source_path
 from anymamba.upstream.pip_settings import PipSettings
 from anymamba.upstream.progress import Progress
 
@@ -246,7 +247,7 @@ def _cache_written() -> Iterator[None]:
         yield
     except OSError as error:
         raise NotWritableError(
-            f"The download cache {cache_dir()} cannot be written.",
+            f"The download cache {cache_folder()} cannot be written.",
             why=str(error),
             next_step="make room, or set ANYMAMBA_CACHE_DIR to a folder that can be written",
         ) from error

@@ -17,28 +17,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from anymamba.machine.folders import cache_folder
+
 __all__ = ["DiskCache", "default_directory", "key_of"]
 
-DIRECTORY_VARIABLE = "ANYMAMBA_CACHE_DIR"
 SIZE_BOUND = 256 * 2**20
 _MAGIC = b"anymamba kernel 1\n"
 _SUFFIX = ".kernel"
 Result = TypeVar("Result")
 
 
-def default_directory() -> Path | None:
-    """Return the folder for compiled kernels, None if this process has no folder of its own to write in."""
-    named = os.environ.get(DIRECTORY_VARIABLE)
-    if named:
-        return Path(named) / "cuda"
-    try:
-        import platformdirs
-
-        path = Path(platformdirs.user_cache_dir("anymamba", appauthor=False))
-    except (ImportError, OSError, RuntimeError, KeyError):  # no home folder
-        return None
-    # Without HOME some systems answer "~/.cache"; a folder of that name in the working directory helps nobody.
-    return path / "cuda" if path.is_absolute() else None
+def default_directory() -> Path:
+    """Return the folder for compiled kernels."""
+    return cache_folder() / "cuda"
 
 
 def key_of(parts: Sequence[str]) -> str:
