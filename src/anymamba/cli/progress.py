@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.markup import escape
 from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from anymamba.cli.terminal import terminal
 
@@ -27,12 +28,13 @@ class _Shown:
             terminal().note(text)
             return
         self.finish()
-        self._task = self._bars.add_task(text, total=None)
+        self._task = self._bars.add_task(escape(text), total=None, amount="")
 
     def advance(self, done: int, total: int | None) -> None:
         """Show how far the step is."""
         if self._task is not None:
-            self._bars.update(self._task, completed=done, total=total)
+            of = "" if total is None else f" of {total / 1024:.0f}"
+            self._bars.update(self._task, amount=f"{done / 1024:.0f}{of} KiB")
 
     def finish(self) -> None:
         """End the last step."""
@@ -45,14 +47,9 @@ class _Shown:
 def shown_progress() -> Iterator[_Shown]:
     """Show the steps of an action on stderr while the context lasts."""
     console = terminal().err
-    # "line" and "-": spinner and bar of plain ASCII, for consoles whose code page has no more
-    columns = (
-        SpinnerColumn("line"),
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-    )
+    # "line": a spinner of plain ASCII, for consoles whose code page has no more
+    text, amount = TextColumn("{task.description}"), TextColumn("{task.fields[amount]}")
+    columns = (SpinnerColumn("line"), text, amount, TimeElapsedColumn())
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         shown = _Shown(bars, console.is_terminal)
         yield shown
