@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tools.windows_lab import commands, forwarder, junit, runner, suite, wine
+from tools.windows_lab import commands, forwarder, junit, product, runner, suite, wine
 from tools.windows_lab.interpreters import CRT, INTERPRETERS, NVRTCS, interpreter
 from tools.windows_lab.layout import REPOSITORY, Layout, default_root
 from tools.windows_lab.prepare import Steps
+from tools.windows_lab.turns import Turn
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -283,7 +285,7 @@ def test_a_windows_process_sees_the_laboratory_and_nothing_of_this_shell(
     monkeypatch.setenv("PIP_INDEX_URL", "somewhere")
     monkeypatch.setenv("ANYMAMBA_BACKEND", "torch")
     found = wine.Wine(Path("wine64"), Path("wineserver"), Layout(tmp_path))
-    environment = suite.environment(found, "3.10", REPOSITORY)
+    environment = product.environment(found, "3.10", REPOSITORY)
     assert "PIP_INDEX_URL" not in environment
     assert "ANYMAMBA_BACKEND" not in environment
     assert environment["PIP_NO_INDEX"] == "1"
@@ -302,3 +304,36 @@ def test_both_ways_of_calling_it_are_the_same() -> None:
         outcome = runner.run([sys.executable, *words, "--help"], cwd=REPOSITORY, timeout=60)
         assert outcome.ok, outcome.output
         assert "setup" in outcome.output
+
+
+# --- several commands at once
+
+
+@needs_proc
+def test_a_change_waits_for_runs_and_runs_do_not_wait_for_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = Layout(tmp_path)
+    script = (
+        "import sys, pathlib\n"
+        "from tools.windows_lab.layout import Layout\nfrom tools.windows_lab.turns import Turn\n"
+        f"with Turn(Layout(pathlib.Path({str(tmp_path)!r}))) as turn:\n"
+        "    print('running', flush=True)\n"
+        "    turn.alone()\n"
+    )
+    with Turn(layout):
+        change = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert change.stdout is not None
+        assert change.stdout.readline() == "running\n"  # beside ours
+        assert "waiting for another command" in change.stdout.readline()
+        assert change.poll() is None
+    assert change.wait(30) == 0
+    change.stdout.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    steps = Steps(Layout(tmp_path), dry=True)
+    steps.step("s", "a", lambda: pytest.fail("it was done"))
+    assert steps.done == ["s"]
+    assert list(tmp_path.iterdir()) == []

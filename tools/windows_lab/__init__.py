@@ -10,6 +10,10 @@ folder outside the repository, `test` runs the whole test-suite inside it, `shel
 - `wine`         find or install wine, the environment its processes get, path translation
 - `fetch`        Windows wheels and Pythons, downloaded by this machine's pip
 - `prepare`      the steps of `setup`, each done once for the inputs it depends on
+- `turns`        many may use it at once, but only one change it
+- `product`      this checkout's product in a Windows Python
 - `suite`        the test-suite in a Windows Python
+- `forwarder`    a DLL without code, for one that wine lacks
+- `lock`         the lock files, written anew
 - `junit`        counts out of result files, and the table that puts them side by side
 """

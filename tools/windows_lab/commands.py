@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.windows_lab import junit, lock, prepare, runner, suite, wine
+from tools.windows_lab import junit, lock, prepare, product, runner, suite, wine
 from tools.windows_lab.interpreters import INTERPRETERS
 from tools.windows_lab.layout import FOLDER_VARIABLE, REPOSITORY, Layout, default_root
-from tools.windows_lab.prepare import say
+from tools.windows_lab.say import say
+from tools.windows_lab.turns import Turn
 
 DONE, FAILED, USAGE, NO_WINE = 0, 1, 2, 3
 VERSIONS = tuple(i.version for i in INTERPRETERS)
@@ -63,11 +64,13 @@ def main(arguments: Sequence[str]) -> int:
             return _clean(layout, chosen.keep_downloads)
         versions = tuple(chosen.python or VERSIONS)
         if chosen.command == "shell":
-            return _shell(layout, versions[-1], chosen.words)
+            with prepare.ready(layout, versions[-1:]) as found:
+                return _shell(found, versions[-1], chosen.words)
         if chosen.command == "setup":
-            prepare.setup(layout, versions)
-            return DONE
-        return _test(layout, versions, chosen)
+            with prepare.ready(layout, versions):
+                return DONE
+        with prepare.ready(layout, versions) as found:
+            return _test(found, versions, chosen)
     except wine.WineMissingError as error:
         say(f"not run: {error}")
         return NO_WINE if chosen.command != "test" or chosen.require else DONE
@@ -76,9 +79,9 @@ def main(arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def _test(layout: Layout, versions: tuple[str, ...], chosen: argparse.Namespace) -> int:
+def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespace) -> int:
+    layout = found.layout
     start = time.monotonic()
-    found = prepare.setup(layout, versions)
     words = [*(["-k", chosen.k] if chosen.k else []), *chosen.pytest]
 
     def one(version: str) -> suite.Result:
@@ -102,10 +105,8 @@ def _test(layout: Layout, versions: tuple[str, ...], chosen: argparse.Namespace)
     return FAILED if bad else DONE
 
 
-def _shell(layout: Layout, version: str, words: Sequence[str]) -> int:
-    found = prepare.setup(layout, (version,))
-    suite.install_product(found, version)
-    environment = suite.environment(found, version)
+def _shell(found: wine.Wine, version: str, words: Sequence[str]) -> int:
+    environment = product.environment(found, version)
     command = found.command(*words) if words else found.command("cmd")
     if words or not (sys.stdin.isatty() and sys.stdout.isatty()):
         # Through a pipe: a Windows Python dies when its stdout is a regular file.
@@ -120,9 +121,11 @@ def _forward(text: str) -> None:
 
 
 def _clean(layout: Layout, keep_downloads: bool) -> int:
-    found = wine.find(layout)
-    if found is not None:
-        found.stop_server()
-    suite.clean(layout, keep_downloads)
+    with Turn(layout) as turn:
+        turn.alone()
+        found = wine.find(layout)
+        if found is not None:
+            found.stop_server()
+        suite.clean(layout, keep_downloads)
     say(f"removed {layout.root}" + (" except its downloads" if keep_downloads else ""))
     return DONE

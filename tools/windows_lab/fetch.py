@@ -7,6 +7,7 @@ Windows as well as for itself. Every file's hash is fixed beforehand.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import tarfile
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tools.windows_lab import runner
 from tools.windows_lab.interpreters import Interpreter, Pinned
+from tools.windows_lab.layout import REPOSITORY
 
 _TIMEOUT = 900.0
 
@@ -41,6 +43,36 @@ def sdist(pinned: Pinned, folder: Path) -> Path:
             "download", "--no-deps", "--require-hashes", "--no-binary", name, "-d", str(folder), "-r", str(requirements)
         )
     return _of_hash(folder.glob("*.tar.gz"), pinned)
+
+
+_UPSTREAM = """
+import sys
+from pathlib import Path
+from anymamba.upstream.index import Index
+from anymamba.upstream.pip_settings import read_pip_settings
+from anymamba.upstream.progress import Silent
+from anymamba.upstream.releases import DEFAULTS, known
+with Index(read_pip_settings(Path(sys.executable))) as index:
+    for name, version in DEFAULTS.items():
+        release = known(name, version)
+        found = next(found for found in index.find(name) if found.file == release.file)
+        (Path(sys.argv[1]) / release.file).write_bytes(index.download(found, release.sha256, Silent()).read_bytes())
+"""
+
+
+def upstream(folder: Path) -> None:
+    """Download the source archives that `anymamba install` takes by default, with the product's own code.
+
+    pip would run their setup.py, which wants torch and a compiler.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    runner.check(
+        [sys.executable, "-c", _UPSTREAM, str(folder)],
+        "fetching upstream's archives",
+        environment=environment,
+        timeout=300,
+    )
 
 
 def unpack_python(archive: Path, into: Path) -> None:

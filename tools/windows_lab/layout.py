@@ -37,6 +37,11 @@ class Layout:
         return self.root / "nvrtc"
 
     @property
+    def upstream(self) -> Path:
+        """The source archives that `anymamba install` takes."""
+        return self.root / "upstream"
+
+    @property
     def results(self) -> Path:
         """Result files and logs of the last test run."""
         return self.root / "results"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tools.windows_lab import fetch, forwarder, runner, wine
+from tools.windows_lab import fetch, forwarder, product, runner, wine
 from tools.windows_lab.interpreters import CRT, INTERPRETERS, NVRTCS, Interpreter
-from tools.windows_lab.layout import Layout
+from tools.windows_lab.layout import REPOSITORY, Layout
+from tools.windows_lab.say import say
+from tools.windows_lab.turns import Turn
 from tools.windows_lab.wine import Wine, windows_path
 
 # Read by every Python of the tree, those in its virtual environments too.
@@ -28,55 +29,67 @@ if hasattr(_winapi, "CopyFile2"):
     del _winapi.CopyFile2
 '''
 _PRNG = ("bcryptprimitives.dll", {"ProcessPrng": "advapi32.SystemFunction036"})
-_print_lock = threading.Lock()
-
-
-def say(text: str) -> None:
-    """One plain line, whole, from any thread."""
-    with _print_lock:
-        sys.stdout.write(f"windows-lab: {text}\n")
-        sys.stdout.flush()
 
 
 @dataclass
 class Steps:
-    """Does a step unless its stamp says that it was done for the same inputs."""
+    """Does a step unless its stamp says that it was done for the same inputs; `dry`: only notes what it would do."""
 
     layout: Layout
+    dry: bool = False
     done: list[str] = field(default_factory=list)
 
     def step(self, name: str, inputs: str, action: Callable[[], None]) -> None:
+        """Do it, or not."""
         stamp = self.layout.stamps / name
         key = hashlib.sha256(inputs.encode()).hexdigest()
         if stamp.exists() and stamp.read_text(encoding="utf-8") == key:
             return
-        stamp.unlink(missing_ok=True)
-        start = time.monotonic()
-        action()
-        self.layout.stamps.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(key, encoding="utf-8")
+        if not self.dry:
+            stamp.unlink(missing_ok=True)
+            start = time.monotonic()
+            action()
+            self.layout.stamps.mkdir(parents=True, exist_ok=True)
+            stamp.write_text(key, encoding="utf-8")
+            say(f"{name}: done in {time.monotonic() - start:.1f} s")
         self.done.append(name)
-        say(f"{name}: done in {time.monotonic() - start:.1f} s")
 
 
-def setup(layout: Layout, versions: tuple[str, ...]) -> Wine:
-    """Make the laboratory ready, doing only what is not done yet; raises WineMissingError or CommandError."""
-    layout.root.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def ready(layout: Layout, versions: tuple[str, ...]) -> Iterator[Wine]:
+    """Make the laboratory ready, doing only what is not done yet, and keep it so while it is used.
+
+    Raises
+    ------
+    WineMissingError, CommandError
+    """
     start = time.monotonic()
     found = wine.find_or_install(layout)
-    found.start_server()
-    steps = Steps(layout)
-    steps.step("prefix", found.version() + str(layout.prefix), lambda: _prefix(found))
-    chosen = [i for i in INTERPRETERS if i.version in versions]
+    with Turn(layout) as turn:
+        steps = Steps(layout, dry=True)
+        _all(steps, found, versions)
+        if steps.done:
+            turn.alone()
+            steps = Steps(layout)  # another command may have done some of them meanwhile
+            _all(steps, found, versions)
+            turn.together()
+        found.start_server()
+        what = ", ".join(steps.done) or "nothing to do"
+        say(f"ready in {time.monotonic() - start:.1f} s ({what}) in {layout.root}")
+        yield found
+
+
+def _all(steps: Steps, found: Wine, versions: tuple[str, ...]) -> None:
+    steps.step("prefix", found.version() + str(found.layout.prefix), partial(_prefix, found))
+    if not steps.dry:
+        found.start_server()
     # Two cores: the interpreters side by side, NVRTC (download and unpack only) behind whichever ends first.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        futures = [pool.submit(_interpreter, steps, found, chosen_one) for chosen_one in chosen]
-        futures.append(pool.submit(_nvrtc, steps, layout))
+        futures = [pool.submit(_interpreter, steps, found, i) for i in INTERPRETERS if i.version in versions]
+        futures.append(pool.submit(_nvrtc, steps, found.layout))
+        futures.append(pool.submit(_upstream, steps, found.layout))
         for future in futures:
             future.result()
-    what = ", ".join(steps.done) or "nothing to do"
-    say(f"ready in {time.monotonic() - start:.1f} s ({what}) in {layout.root}")
-    return found
 
 
 def _prefix(found: Wine) -> None:
@@ -120,7 +133,7 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
     wheels = layout.wheels / version
 
     def tree() -> None:
-        for later in ("repairs", "packages"):
+        for later in ("repairs", "packages", "product"):
             (layout.stamps / f"python-{version}-{later}").unlink(missing_ok=True)
         shutil.rmtree(target, ignore_errors=True)
         fetch.unpack_python(fetch.sdist(chosen.distribution, layout.wheels / "pythons"), target)
@@ -136,6 +149,8 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8") + str(REPOSITORY)
+    steps.step(f"python-{version}-product", project, lambda: product.install(found, version))
 
 
 def _wheels(chosen: Interpreter, folder: Path) -> None:
@@ -162,6 +177,15 @@ def _packages(found: Wine, chosen: Interpreter, wheels: Path) -> None:
 def _nvrtc(steps: Steps, layout: Layout) -> None:
     for version, pinned in NVRTCS.items():
         steps.step(f"nvrtc-{version}", pinned.line, partial(_one_nvrtc, layout, version))
+
+
+def _upstream(steps: Steps, layout: Layout) -> None:
+    """For the tests that install the real packages; without them those tests skip, and all others run."""
+    pinned = (REPOSITORY / "src" / "anymamba" / "upstream" / "releases.py").read_text(encoding="utf-8")
+    try:
+        steps.step("upstream", pinned, partial(fetch.upstream, layout.upstream))
+    except runner.CommandError as error:
+        say(f"tests that install the real packages will be skipped: {str(error).splitlines()[-1]}")
 
 
 def _one_nvrtc(layout: Layout, version: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -14,11 +13,9 @@ from pathlib import Path
 
 from tools.windows_lab import junit, runner
 from tools.windows_lab.layout import REPOSITORY, Layout
-from tools.windows_lab.prepare import Steps, say
+from tools.windows_lab.product import environment
+from tools.windows_lab.say import say
 from tools.windows_lab.wine import Wine, windows_path
-
-NVRTC_VARIABLE = "ANYMAMBA_LAB_NVRTC"  # a folder with one folder of DLLs a version; tests/windows reads it
-
 
 _ENDED = re.compile(r"(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b[^\n]*\[ *\d+%\]")  # as pytest -v ends a test
 
@@ -36,45 +33,6 @@ class Result:
         return self.outcome.ok and self.counts is not None and self.counts.ok
 
 
-def environment(found: Wine, version: str, repository: Path = REPOSITORY) -> dict[str, str]:
-    """What a Windows Python of the laboratory gets: wine's environment, offline pip, and where NVRTC lies."""
-    layout = found.layout
-    home = f"C:\\python{version.replace('.', '')}"
-    return found.environment(
-        {
-            "WINEPATH": f"{home};{home}\\Scripts",
-            "PYTHONPATH": windows_path(repository / "src"),
-            # Nothing under wine reaches a network; pip finds every package of the laboratory here, also in a venv.
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": windows_path(layout.wheels / version),
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            NVRTC_VARIABLE: windows_path(layout.nvrtc),
-        }
-    )
-
-
-def install_product(found: Wine, version: str, repository: Path = REPOSITORY) -> None:
-    """Install the working tree into the Windows Python, editable, with its metadata and `anymamba.exe`."""
-    layout = found.layout
-    inputs = (repository / "pyproject.toml").read_text(encoding="utf-8") + str(repository)
-    packages = layout.stamps / f"python-{version}-packages"
-    inputs += hashlib.sha256(packages.read_bytes() + str(packages.stat().st_mtime_ns).encode()).hexdigest()
-
-    def install() -> None:
-        runner.check(
-            found.command(
-                layout.python(version) / "python.exe",
-                *("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-warn-script-location"),
-                *("--editable", windows_path(repository)),
-            ),
-            f"installing the product into Windows Python {version}",
-            environment=environment(found, version, repository),
-            timeout=120,
-        )
-
-    Steps(layout).step(f"product-{version}", inputs, install)
-
-
 def run(
     found: Wine,
     version: str,
@@ -86,7 +44,6 @@ def run(
 ) -> Result:
     """Run pytest in a Windows Python and read what it found."""
     layout = found.layout
-    install_product(found, version, repository)
     log, xml = _files(layout, version)
     command = found.command(layout.python(version) / "python.exe", *_pytest(windows_path(xml)), *arguments)
     progress = _Progress(f"Windows {version}", log, verbose)

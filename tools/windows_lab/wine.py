@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import time
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,11 @@ class Wine:
 def windows_path(path: Path) -> str:
     r"""The name of a file of this machine for a Windows program: `/a/b` is `Z:\a\b`."""
     return "Z:" + str(path.resolve()).replace("/", "\\")
+
+
+def windows_uri(path: Path) -> str:
+    """The same as an address, for lists in which a space divides."""
+    return "file:///Z:" + urllib.parse.quote(str(path.resolve()))
 
 
 def find(layout: Layout) -> Wine | None:
