@@ -11,7 +11,7 @@ import torch
 
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 
-__all__ = ["FLOATING", "check_activation", "check_device", "check_dim", "check_dtype", "check_shape"]
+__all__ = ["FLOATING", "cast", "check_activation", "check_device", "check_dim", "check_dtype", "check_shape"]
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -48,3 +48,8 @@ def check_activation(activation: str | None) -> bool:
     if activation not in (None, "silu", "swish"):
         raise OptionError(f"activation is {activation!r}, but must be None, 'silu' or 'swish'.")
     return activation is not None
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor in this dtype; the tensor itself, without a trip through the dispatcher, if it has it."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

@@ -23,7 +23,7 @@ from anymamba.backends import use_backend
 from anymamba.errors import OptionError, ShapeError
 from anymamba.ops import causal_conv1d, selective_scan
 from anymamba.ops._autocast import autocast_dtype, without_autocast
-from anymamba.ops._checks import FLOATING, check_device, check_dim, check_dtype, check_shape
+from anymamba.ops._checks import FLOATING, cast, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import backward_where_forward_ran, differentiated, traced
 
 __all__ = ["mamba_inner_fn", "mamba_inner_ref"]
@@ -163,10 +163,10 @@ class _Inputs(NamedTuple):
         if dtype == torch.float16 and self.xz.device.type == "cpu" and not _half_products_on_cpu():
             dtype = torch.float32
         return self._replace(
-            x_proj_weight=self.x_proj_weight.to(dtype),
-            delta_proj_weight=self.delta_proj_weight.to(dtype),
-            out_proj_weight=self.out_proj_weight.to(dtype),
-            out_proj_bias=None if self.out_proj_bias is None else self.out_proj_bias.to(dtype),
+            x_proj_weight=cast(self.x_proj_weight, dtype),
+            delta_proj_weight=cast(self.delta_proj_weight, dtype),
+            out_proj_weight=cast(self.out_proj_weight, dtype),
+            out_proj_bias=None if self.out_proj_bias is None else cast(self.out_proj_bias, dtype),
         )
 
 
@@ -261,7 +261,7 @@ def _composed(
         C = C if for_C is None else _rms_norm(C, for_C, eps, dim=2)
         delta = delta if for_delta is None else _rms_norm(delta, for_delta, eps, dim=1)
         y = selective_scan.selective_scan_fn(x, delta, inputs.A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus)
-        return _out_projection(inputs, y).to(out_dtype)
+        return cast(_out_projection(inputs, y), out_dtype)
 
 
 @backward_where_forward_ran
@@ -280,7 +280,7 @@ class _MambaInner(torch.autograd.Function):
                 conv, delta, inputs.A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus, None
             )
             y, _, checkpoints = selective_scan._forward(*(*call, True))
-            out = _out_projection(inputs, y).to(out_dtype)
+            out = cast(_out_projection(inputs, y), out_dtype)
         kept = (conv, delta) if checkpoint_lvl == 0 else (None, None)
         ctx.save_for_backward(*inputs, x_dbl, checkpoints, *kept)
         return out
@@ -296,7 +296,7 @@ class _MambaInner(torch.autograd.Function):
             None,
             None,
             *(
-                None if dtype is None or gradient is None else gradient.to(dtype)
+                None if dtype is None or gradient is None else cast(gradient, dtype)
                 for gradient, dtype in zip(gradients, ctx.dtypes)
             ),
         )
@@ -324,42 +324,47 @@ def _backward(
     B, C = _matrices(inputs, x_dbl, batch, seqlen)
     call = selective_scan._normalised(conv, delta, A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus, None)
 
-    dout_flat = dout.to(products).reshape(batch * seqlen, dout.shape[-1])
+    dout_flat = cast(dout, products).reshape(batch * seqlen, dout.shape[-1])
     dy = _unflat(inputs.out_proj_weight.t() @ dout_flat.t(), batch, seqlen)
     dxz = torch.empty_like(xz)
     dx, dz = dxz.chunk(2, dim=1)
     same = call[6].dtype == dz.dtype
+    dx_dbl = torch.zeros_like(x_dbl) if inputs.B is not None or inputs.C is not None else torch.empty_like(x_dbl)
+    # dB and dC go straight to their rows of dx_dbl, if nothing is to be done to them on the way.
+    straight = not A.is_complex() and x_dbl.dtype == call[0].dtype
+    rows_of_dB, rows_of_dC = _rows_of_matrices(inputs, dx_dbl, batch, seqlen) if straight else (None, None)
     scan_backward: Any = selective_scan._backward
     dconv, ddelta, dA, dB, dC, dD, dz_found, ddelta_bias, _, y = scan_backward(
-        *call, checkpoints, dy, None, return_out=True, dz_out=dz if same else None
-    )
+        *call, checkpoints, dy, None, return_out=True, dz_out=dz if same else None,
+        dB_out=None if inputs.B is not None else rows_of_dB, dC_out=None if inputs.C is not None else rows_of_dC,
+    )  # fmt: skip
     assert y is not None and dz_found is not None
     if not same:
         dz.copy_(dz_found)
-    dout_proj_weight = dout_flat.t() @ _flat(y).t().to(products)
+    dout_proj_weight = dout_flat.t() @ cast(_flat(y), products).t()
     dout_proj_bias = None if inputs.out_proj_bias is None else dout_flat.sum(0)
 
-    dx_dbl = torch.zeros_like(x_dbl) if inputs.B is not None or inputs.C is not None else torch.empty_like(x_dbl)
+    del y, dy  # so that the peak of memory is no higher than it must be
     rows = A.shape[1] * (2 if A.is_complex() else 1)
     dB_proj_bias = dC_proj_bias = None
     if inputs.B is None:
-        dB_rows = _matrix_rows(dB, A)
-        dx_dbl[rank : rank + rows] = dB_rows
-        dB_proj_bias = None if inputs.B_proj_bias is None else dB_rows.sum(1)
+        if not straight:
+            dx_dbl[rank : rank + rows] = _matrix_rows(dB, A)
+        dB_proj_bias = None if inputs.B_proj_bias is None else dx_dbl[rank : rank + rows].sum(1)
     if inputs.C is None:
-        dC_rows = _matrix_rows(dC, A)
-        dx_dbl[x_dbl.shape[0] - rows :] = dC_rows
-        dC_proj_bias = None if inputs.C_proj_bias is None else dC_rows.sum(1)
-    ddelta_flat = _flat(ddelta).to(products)
+        if not straight:
+            dx_dbl[x_dbl.shape[0] - rows :] = _matrix_rows(dC, A)
+        dC_proj_bias = None if inputs.C_proj_bias is None else dx_dbl[x_dbl.shape[0] - rows :].sum(1)
+    ddelta_flat = cast(_flat(ddelta), products)
     ddelta_proj_weight = ddelta_flat @ x_dbl[:rank].t()
-    dx_dbl[:rank] = inputs.delta_proj_weight.t() @ ddelta_flat
-    dx_proj_weight = dx_dbl @ _flat(conv).t().to(products)
-    dconv_flat = torch.addmm(_flat(dconv).to(products), inputs.x_proj_weight.t(), dx_dbl)
+    torch.mm(inputs.delta_proj_weight.t(), ddelta_flat, out=dx_dbl[:rank])
+    dx_proj_weight = dx_dbl @ cast(_flat(conv), products).t()
+    dconv_flat = cast(_flat(dconv), products).addmm_(inputs.x_proj_weight.t(), dx_dbl)
     _, dconv1d_weight, dconv1d_bias, _ = causal_conv1d._backward(
         x,
         inputs.conv1d_weight,
         inputs.conv1d_bias,
-        _unflat(dconv_flat, batch, seqlen).to(x.dtype),
+        cast(_unflat(dconv_flat, batch, seqlen), x.dtype),
         None,
         None,
         None,
@@ -390,7 +395,7 @@ def _convolution(inputs: _Inputs, x: torch.Tensor) -> torch.Tensor:
 def _projected(inputs: _Inputs, conv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return x_dbl (rows, batch * seqlen), delta (batch, dim, seqlen), B, C."""
     batch, _, seqlen = conv.shape
-    x_dbl = inputs.x_proj_weight @ _flat(conv).to(inputs.x_proj_weight.dtype)
+    x_dbl = inputs.x_proj_weight @ cast(_flat(conv), inputs.x_proj_weight.dtype)
     return x_dbl, _delta(inputs, x_dbl, batch, seqlen), *_matrices(inputs, x_dbl, batch, seqlen)
 
 
@@ -413,13 +418,27 @@ def _matrices(inputs: _Inputs, x_dbl: torch.Tensor, batch: int, seqlen: int) -> 
             continue
         part = x_dbl[first : first + rows]
         if bias is not None:
-            part = part + bias.to(part.dtype)[:, None]
+            part = part + cast(bias, part.dtype)[:, None]
         if inputs.A.is_complex():
             pairs = part.view(rows // 2, 2, batch, seqlen).permute(2, 0, 3, 1)
             found.append(pairs.reshape(batch, 1, rows // 2, 2 * seqlen))
         else:
-            found.append(part.view(rows, batch, seqlen).transpose(0, 1).unsqueeze(1))
+            found.append(_as_matrix(part, batch, seqlen))
     return found[0], found[1]
+
+
+def _as_matrix(rows: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """Return (dstate, batch * seqlen) as (batch, 1, dstate, seqlen): a view."""
+    return rows.view(rows.shape[0], 1, batch, seqlen).transpose(0, 2)
+
+
+def _rows_of_matrices(
+    inputs: _Inputs, x_dbl: torch.Tensor, batch: int, seqlen: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of x_dbl that belong to B and C, as (batch, 1, dstate, seqlen): views."""
+    rank, dstate = inputs.delta_proj_weight.shape[1], inputs.A.shape[1]
+    last = x_dbl.shape[0] - dstate
+    return _as_matrix(x_dbl[rank : rank + dstate], batch, seqlen), _as_matrix(x_dbl[last:], batch, seqlen)
 
 
 def _matrix_rows(gradient: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
@@ -432,7 +451,7 @@ def _matrix_rows(gradient: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
 
 
 def _out_projection(inputs: _Inputs, y: torch.Tensor) -> torch.Tensor:
-    columns = y.transpose(1, 2).to(inputs.out_proj_weight.dtype)
+    columns = cast(y.transpose(1, 2), inputs.out_proj_weight.dtype)
     out: torch.Tensor = torch.nn.functional.linear(columns, inputs.out_proj_weight, inputs.out_proj_bias)
     return out
 

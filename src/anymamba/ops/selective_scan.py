@@ -20,7 +20,7 @@ import torch
 
 from anymamba.backends import Operator, choose, use_backend
 from anymamba.errors import DtypeError, ShapeError
-from anymamba.ops._checks import FLOATING, check_device, check_dim, check_dtype, check_shape
+from anymamba.ops._checks import FLOATING, cast, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import (
     backward_where_forward_ran,
     below_autograd,
@@ -119,6 +119,8 @@ class SelectiveScanBackend(Protocol):
         *,
         return_out: bool = False,
         dz_out: torch.Tensor | None = None,  # where to write dz, e.g. a slice of a larger buffer
+        dB_out: torch.Tensor | None = None,  # the same for B and C that vary; in their dtype
+        dC_out: torch.Tensor | None = None,
     ) -> Gradients:
         """Return du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, out; None where there is no such input.
 
@@ -210,6 +212,8 @@ def selective_scan_ref(
 
 def state_dtype(u: torch.Tensor, A: torch.Tensor) -> torch.dtype:
     """Return the dtype of the states: fp32, or fp64 if u or A has it; complex if A is."""
+    if A.dtype == torch.float32 and u.dtype != torch.float64:  # nearly always, and asked on every call
+        return torch.float32
     wide = torch.promote_types(torch.promote_types(u.dtype, torch.float32), real_dtype(A.dtype))
     if not A.is_complex():
         return wide
@@ -306,19 +310,19 @@ def _normalised(
     B, C = (matrix.unsqueeze(1) if matrix.dim() == 3 else matrix for matrix in (B, C))
     dtype = u.dtype
     for tensor in (delta, z, *(matrix for matrix in (B, C) if matrix.dim() == 4)):
-        if tensor is not None:
+        if tensor is not None and tensor.dtype != dtype:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return (
-        u.to(dtype),
-        delta.to(dtype),
-        A.to(state),
-        B.to(dtype if B.dim() == 4 else state),
-        C.to(dtype if C.dim() == 4 else state),
-        None if D is None else D.to(real),
-        None if z is None else z.to(dtype),
-        None if delta_bias is None else delta_bias.to(real),
+        cast(u, dtype),
+        cast(delta, dtype),
+        cast(A, state),
+        cast(B, dtype if B.dim() == 4 else state),
+        cast(C, dtype if C.dim() == 4 else state),
+        None if D is None else cast(D, real),
+        None if z is None else cast(z, dtype),
+        None if delta_bias is None else cast(delta_bias, real),
         delta_softplus,
-        None if initial_state is None else initial_state.to(state),
+        None if initial_state is None else cast(initial_state, state),
     )
 
 
@@ -414,6 +418,8 @@ def _backward(
     *,
     return_out: bool = False,
     dz_out: torch.Tensor | None = None,
+    dB_out: torch.Tensor | None = None,
+    dC_out: torch.Tensor | None = None,
 ) -> Gradients:
     backend: SelectiveScanBackend = choose(SELECTIVE_SCAN, _call(u, A, B, C))
     return backend.selective_scan_backward(
@@ -432,6 +438,8 @@ def _backward(
         dlast_state,
         return_out=return_out,
         dz_out=dz_out,
+        dB_out=dB_out,
+        dC_out=dC_out,
     )
 
 

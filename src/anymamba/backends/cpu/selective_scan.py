@@ -107,6 +107,8 @@ def selective_scan_backward(
     *,
     return_out: bool = False,
     dz_out: torch.Tensor | None = None,
+    dB_out: torch.Tensor | None = None,
+    dC_out: torch.Tensor | None = None,
 ) -> Gradients:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
     batch, dim, seqlen = u.shape
@@ -152,14 +154,18 @@ def selective_scan_backward(
         like(u, du),
         like(delta, ddelta),
         like(A, dA.sum(0)),
-        like(B, dB.sum(2).transpose(2, 3)),
-        like(C, dC.sum(2).transpose(2, 3)),
+        _into(dB_out, B, dB.sum(2).transpose(2, 3)),
+        _into(dC_out, C, dC.sum(2).transpose(2, 3)),
         None if D is None else like(D, dD.sum(0)),
         dz,
         None if delta_bias is None else like(delta_bias, dbias.sum(0)),
         None if initial_state is None else like(initial_state, dinitial),
         None if out is None else (out if u.dtype == work else torch.empty_like(delta, dtype=u.dtype).copy_(out)),
     )
+
+
+def _into(given: torch.Tensor | None, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return like(tensor, gradient) if given is None else given.copy_(gradient)
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -198,6 +198,8 @@ def selective_scan_backward(
     *,
     return_out: bool = False,
     dz_out: torch.Tensor | None = None,
+    dB_out: torch.Tensor | None = None,
+    dC_out: torch.Tensor | None = None,
 ) -> Gradients:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`. dB and dC are sums over blocks by atomic additions, whose
     order, and so the last bits, differ between runs; under `torch.use_deterministic_algorithms(True)` they do not.
@@ -214,6 +216,9 @@ def selective_scan_backward(
             dinitial.zero_() if dlast_state is None else dinitial.copy_(dlast_state)
         if return_out:
             out = torch.empty_like(delta)
+        for given in (dB_out, dC_out):
+            if given is not None:
+                given.zero_()
         return du, ddelta, zeros[0], zeros[1], zeros[2], zeros[3], dz, zeros[4], dinitial, out  # type: ignore[return-value]
     if checkpoints is None or (return_out and z is None):
         out, _, checkpoints = selective_scan_forward(
@@ -227,7 +232,7 @@ def selective_scan_backward(
     segments = backward_segments(shape, batch * groups, dim // groups, seqlen, u.get_device())
     dA, dB, dC, dD, dbias = _backward(
         shape, segments, u, delta, A, B, C, D, z, delta_bias, delta_softplus, checkpoints, dout, dlast_state, du, ddelta,
-        dz, dinitial, out_here,
+        dz, dinitial, out_here, dB_out, dC_out,
     )  # fmt: skip
     return du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial, out if out_here is None else out_here
 
@@ -252,6 +257,8 @@ def _backward(
     dz: torch.Tensor | None,
     dinitial: torch.Tensor | None,
     out: torch.Tensor | None,
+    dB_out: torch.Tensor | None = None,
+    dC_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     batch, dim, seqlen = u.shape
     dstate, groups = A.shape[1], B.shape[1]
@@ -313,9 +320,10 @@ def _backward(
         sums = sums.sum(1, keepdim=True) if slices > 1 else sums
         assert sum_A is not None
     dA = sum_A if A.is_contiguous() else torch.empty_like(A).copy_(sum_A)
-    if B.dtype == torch.float32 and B.is_contiguous() and C.is_contiguous():
+    if B.dtype == torch.float32 and B.is_contiguous() and C.is_contiguous() and dB_out is None and dC_out is None:
         return dA, sums[0, 0], sums[1, 0], sum_D, sum_bias
-    dB, dC = torch.empty_like(B), torch.empty_like(C)
+    dB = torch.empty_like(B) if dB_out is None else dB_out
+    dC = torch.empty_like(C) if dC_out is None else dC_out
     size = batch * groups * dstate * seqlen
     finish = _finish_kernel(B.dtype, device)
     finish.launch(

@@ -72,6 +72,8 @@ def selective_scan_backward(
     *,
     return_out: bool = False,
     dz_out: torch.Tensor | None = None,
+    dB_out: torch.Tensor | None = None,
+    dC_out: torch.Tensor | None = None,
 ) -> Gradients:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`; the checkpoints are not used."""
 
@@ -96,6 +98,8 @@ def selective_scan_backward(
     assert du is not None and ddelta is not None and dA is not None and dB is not None and dC is not None
     if dz is not None and dz_out is not None:
         dz = dz_out.copy_(dz)
+    dB = dB if dB_out is None else dB_out.copy_(dB)
+    dC = dC if dC_out is None else dC_out.copy_(dC)
     out = None
     if return_out:
         out, _, _ = selective_scan_forward(

@@ -186,6 +186,8 @@ def selective_scan_backward(
     *,
     return_out: bool = False,
     dz_out: torch.Tensor | None = None,
+    dB_out: torch.Tensor | None = None,
+    dC_out: torch.Tensor | None = None,
 ) -> Gradients:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
     if checkpoints is None:
@@ -199,8 +201,8 @@ def selective_scan_backward(
         du=torch.empty_like(u),
         ddelta=torch.empty_like(delta),
         dA=torch.zeros_like(scan.A),
-        dB=torch.empty_like(B) if B.dim() == 4 else torch.zeros_like(scan.A),
-        dC=torch.empty_like(C) if C.dim() == 4 else torch.zeros_like(scan.A),
+        dB=(torch.empty_like(B) if dB_out is None else dB_out) if B.dim() == 4 else torch.zeros_like(scan.A),
+        dC=(torch.empty_like(C) if dC_out is None else dC_out) if C.dim() == 4 else torch.zeros_like(scan.A),
         dD=None if scan.D is None else torch.zeros_like(scan.D),
         dz=dz_out if dz_out is not None else None if z is None else torch.empty_like(z),
         ddelta_bias=None if scan.delta_bias is None else torch.zeros_like(scan.delta_bias),
