@@ -1,0 +1,143 @@
+"""One decoding step on the GPU: one kernel for Mamba-1 and Mamba-2, any batch, every option.
+
+The kernel's file says how it works and what bounds it. Here: which variant, and the launch, settled once for tensors alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from anymamba.backends import Operator
+from anymamba.backends.cuda import device_refusal
+from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
+
+__all__ = ["refusal", "selective_state_update", "variants"]
+
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
+INTEGERS = {torch.int32: "int", torch.int64: "i64"}
+THREADS = 128
+BLOCKS_PER_MULTIPROCESSOR = 32  # then blocks walk the batch, and read A once for several sequences
+
+# What a plan is looked up by: shape, strides, dtype, address modulo 16.
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
+
+
+def refusal(operator: Operator, call: Any) -> str | None:
+    """Return None, or why this kernel cannot do the call."""
+    reason = device_refusal(call.device)
+    if reason is not None:
+        return reason
+    for name, dtype in (("x", call.dtype), ("state", call.state_dtype)):
+        if dtype not in NAMES:
+            return f"{name} is {dtype}; the kernel takes fp32, fp16 and bf16"
+    return None
+
+
+def selective_state_update(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    dt_softplus: bool,
+    state_batch_indices: torch.Tensor | None,
+) -> torch.Tensor:
+    """See `anymamba.ops.selective_state_update.SelectiveStateUpdateBackend`."""
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    dt, A, B, C = _known(dt), _known(A), _known(B), _known(C)
+    D, z, dt_bias = (None if option is None else _known(option) for option in (D, z, dt_bias))
+    plan = _plan(
+        _key(state), _key(x), _key(dt), _key(A), _key(B), _key(C), None if D is None else _key(D),
+        None if z is None else _key(z), None if dt_bias is None else _key(dt_bias),
+        None if state_batch_indices is None else _key(state_batch_indices), out.stride(), dt_softplus, x.get_device(),
+    )  # fmt: skip
+    plan(
+        state.data_ptr(), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
+        0 if D is None else D.data_ptr(), 0 if z is None else z.data_ptr(), 0 if dt_bias is None else dt_bias.data_ptr(),
+        0 if state_batch_indices is None else state_batch_indices.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def variants(every: bool = False) -> Iterator[Variant]:
+    """Yield the kernels that models use; with `every`, the slower accesses and fp16 too."""
+    f32, f16, bf16 = NAMES
+    kinds = [(bf16, bf16), (bf16, f32), (f32, f32)] + ([(f16, f16), (f16, f32)] if every else [])
+    for x, state in kinds:
+        # Mamba-1: A and dt_bias in fp32; Mamba-2: A one number a head.
+        for dstate, tied in ((16, False), (128, True), (64, True)):
+            for vector in (True, False) if every else (True,):
+                yield _variant(state, x, x, f32, x, x, f32, x, f32, None, dstate, tied, vector, True)
+
+
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype in NAMES else tensor.float()
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
+
+
+@cached
+def _plan(
+    state: Key, x: Key, dt: Key, A: Key, B: Key, C: Key, D: Key | None, z: Key | None, dt_bias: Key | None,
+    indices: Key | None, out_stride: tuple[int, ...], softplus: bool, device: int,
+) -> Plan:  # fmt: skip
+    batch, heads, headdim = x[0]
+    dstate = state[0][3]
+    tied = A[1][1] == 0 and A[1][2] == 0
+    wide = [state, B, C] if tied else [state, A, B, C]
+    # Without an option its dtype does not matter: one that is there anyway makes no variant of its own.
+    variant = _variant(
+        state[2], x[2], dt[2], A[2], B[2], C[2], (D or A)[2], (z or x)[2], (dt_bias or A)[2],
+        None if indices is None else indices[2], dstate, tied, _vectors(wide, dstate, state[2]), softplus,
+    )  # fmt: skip
+    lanes = int(dict(variant.defines)["LANES"])
+    across = -(-heads * headdim // (THREADS // lanes))
+    multiprocessors = int(runtime().driver.multiprocessors(device))
+    along = min(batch, max(1, -(-BLOCKS_PER_MULTIPROCESSOR * multiprocessors // across)), 65535)
+    along = -(-batch // -(-batch // along))  # no more blocks than have as many sequences as the fullest
+    strides = (
+        *state[1], *x[1], *dt[1], *A[1], *B[1], *C[1], *(D[1] if D else (0, 0)), *(z[1] if z else (0, 0, 0)),
+        *(dt_bias[1] if dt_bias else (0, 0)), *(indices[1] if indices else (0,)), *out_stride,
+    )  # fmt: skip
+    return (
+        runtime()
+        .load(variant, device)
+        .plan((across, along, 1), (THREADS, 1, 1), 0, *strides, batch, heads, headdim, dstate, heads // B[0][1])
+    )
+
+
+def _vectors(tensors: list[Key], dstate: int, state_dtype: torch.dtype) -> bool:
+    """Return whether all of these are contiguous along the states and aligned for 16-byte accesses."""
+    if dstate % (16 // SIZES[state_dtype]):
+        return False
+    for _, stride, dtype, past in tensors:
+        step = 16 // SIZES[dtype]
+        if past or stride[-1] != 1 or any(other % step for other in stride[:-1]):
+            return False
+    return True
+
+
+def _variant(
+    state: torch.dtype, x: torch.dtype, dt: torch.dtype, A: torch.dtype, B: torch.dtype, C: torch.dtype, D: torch.dtype,
+    z: torch.dtype, bias: torch.dtype, indices: torch.dtype | None, dstate: int, tied: bool, vector: bool, softplus: bool,
+) -> Variant:  # fmt: skip
+    elements = 16 // SIZES[state]
+    lanes = min(1 << (-(-dstate // elements) - 1).bit_length(), 32)
+    return Variant.of(
+        "selective_state_update.cu", "selective_state_update", STATE=NAMES[state], X=NAMES[x], DT=NAMES[dt],
+        A_TYPE=NAMES[A], B_TYPE=NAMES[B], C_TYPE=NAMES[C], D_TYPE=NAMES[D], Z_TYPE=NAMES[z], BIAS=NAMES[bias],
+        INDEX="int" if indices is None else INTEGERS[indices], V=elements, LANES=lanes,
+        SINGLE=lanes * elements >= dstate, TIED=tied, VECTOR=vector, SOFTPLUS=softplus,
+    )  # fmt: skip
