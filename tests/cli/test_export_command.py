@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def test_files_are_written_and_kept(tmp_path: Path) -> None:
 def test_every_route_is_named_in_the_help() -> None:
     help_text = invoke("--help").output
     assert all(route in help_text for route in ROUTES)
+
+
+def test_json_has_the_files_or_what_became_of_them(tmp_path: Path) -> None:
+    shown = json.loads(invoke("slurm", "--json", "--dry-run").stdout)
+    assert shown["schema"] == "anymamba-export/1"
+    assert shown["files"][0]["text"].startswith("#!/bin/bash")
+    written = json.loads(invoke("slurm", "--json", "--to", str(tmp_path)).stdout)
+    assert {one["what"] for one in written["files"]} == {"written"}

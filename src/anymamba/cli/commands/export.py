@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from anymamba.cli.terminal import terminal
 
+SCHEMA = "anymamba-export/1"
 _ROUTES = """\
 Routes: environment (conda, pip, PowerShell, sh), dockerfile, compose, wsl, github-actions, slurm, requirements-offline."""
 
@@ -30,6 +31,7 @@ def command(
         str | None, typer.Option(help="What pip installs for this product: a requirement, a wheel or an address.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files; write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the files, or what was written, as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
 ) -> None:
     """Write the files of another way to a working environment.
@@ -45,6 +47,9 @@ def command(
     choice = choose_versions(versions, machine=lambda: read_machine(operators=False), native=native, anymamba=anymamba)
     files = make_route(route, choice)
     screen = terminal()
+    if dry_run and as_json:
+        screen.json({"schema": SCHEMA, "files": [{"path": file.path, "text": file.text} for file in files]})
+        return
     if dry_run:
         for file in files:
             screen.say(f"[bold]--- {escape(file.path)}[/]")
@@ -54,5 +59,9 @@ def command(
     def overwrite(path: Path) -> bool:
         return force or (sys.stdin.isatty() and typer.confirm(f"Overwrite {path}?", err=True))
 
-    for path, what in write_files(to, files, overwrite=overwrite):
+    written = write_files(to, files, overwrite=overwrite)
+    if as_json:
+        screen.json({"schema": SCHEMA, "files": [{"path": path, "what": what} for path, what in written]})
+        return
+    for path, what in written:
         screen.say(f"{what:9} {escape(str(to / path))}")

@@ -6,6 +6,7 @@ The limits are the tools' own: CUDA's host_config.h for Visual Studio and gcc, n
 from __future__ import annotations
 
 from anymamba.doctor.result import Result, Status, Way, for_system
+from anymamba.doctor.torch_index import install_command
 from anymamba.machine import Machine
 
 # (first CUDA release, first _MSC_VER it refuses); measured with the headers of 11.8, 12.9 and 13.5
@@ -35,7 +36,9 @@ def cuda_torch(machine: Machine) -> Result | None:
         seen=f"{torch.version} (CPU only)",
         wanted="a CUDA build of torch",
         why="upstream's setup.py stops with InvalidVersion or TypeError on a CPU build",
-        fix="anymamba install    (the port needs none)",
+        fix=install_command(machine, again=True)
+        if machine.driver.cards or machine.driver.on_bus
+        else "anymamba install    (the port needs none)",
     )
 
 

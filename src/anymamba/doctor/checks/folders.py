@@ -28,8 +28,8 @@ def home_variable(machine: Machine) -> Result:
         "HOME",
         Status.WARN if old_triton else Status.INFO,
         Way.BOTH,
-        seen=f"not set (home folder: {folders.home}); anymamba sets it for its own process when something needs it",
-        wanted="set, for programs that run Triton 2.0 without anymamba",
+        seen=f"not set (home folder: {folders.home}); the port sets it when it is imported",
+        wanted="set, for programs that run Triton 2.0 without the port",
         why="Triton 2.0 reads HOME and stops with KeyError: 'HOME'" if old_triton else "",
         fix=for_system(machine, windows="setx HOME %USERPROFILE%", linux="export HOME=~") if old_triton else "",
     )
