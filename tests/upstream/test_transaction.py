@@ -56,6 +56,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archives: Path) -> P
     monkeypatch.setenv("ANYMAMBA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_FIND_LINKS", str(archives))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("ANYMAMBA_BACKEND", "torch")  # the proof need not compile kernels for this
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))  # the user's settings must not divert us
     return make_environment(tmp_path / "my env 环境")
 
