@@ -50,7 +50,10 @@ def _njit(function: Callable[..., Any], *, cache: bool) -> Any:
 
 def flat(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the memory a tensor spans as a one-dimensional array starting at its first element (shared, not copied)."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_contiguous():  # three times cheaper, and a decoding step has a dozen small ones
+        return tensor.numpy().reshape(-1)
     if tensor.numel() == 0:
         return np.empty(0, dtype=tensor.new_empty(0).numpy().dtype)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))

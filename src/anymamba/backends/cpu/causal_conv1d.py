@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anymamba.backends import Operator
 from anymamba.backends.cpu._compile import flat, kernel
+from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import sigmoid
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
@@ -26,7 +26,6 @@ from anymamba.backends.torch.causal_conv1d import (
     final_states,
     kept_at_end,
 )
-from anymamba.ops.causal_conv1d import CausalConv1dCall
 
 __all__ = [
     "causal_conv1d_backward",
@@ -37,11 +36,6 @@ __all__ = [
 ]
 
 BLOCK = 128  # steps transposed at a time
-
-
-def refusal(operator: Operator, call: CausalConv1dCall) -> str | None:
-    """Return why this backend cannot do the call, or None."""
-    return None if call.device.type == "cpu" else f"runs on the CPU only; the tensors are on {call.device}"
 
 
 def causal_conv1d_forward(

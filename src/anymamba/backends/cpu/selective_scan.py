@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from anymamba.backends import Operator
+from anymamba.backends.cpu import _device
 from anymamba.backends.cpu._compile import flat, kernel
 from anymamba.backends.cpu._math import LN2, LOG2E, exp2, sigmoid, softplus
 from anymamba.backends.cpu._threads import run
@@ -40,8 +41,9 @@ SLOTS = 16  # least work items of the backward: fixed, so that sums are the same
 
 def refusal(operator: Operator, call: SelectiveScanCall) -> str | None:
     """Return why this backend cannot do the call, or None."""
-    if call.device.type != "cpu":
-        return f"runs on the CPU only; the tensors are on {call.device}"
+    elsewhere = _device.refusal(operator, call)
+    if elsewhere is not None:
+        return elsewhere
     if call.A_dtype.is_complex:
         return "complex A is left to the torch backend"
     if not (call.B_varies and call.C_varies):
