@@ -96,7 +96,8 @@ def test_the_readme_runs_word_for_word() -> None:
 def run(words: list[str], env: dict[str, str] | None = None, allowed: set[int] = {0}) -> None:  # noqa: B006
     program = shutil.which(words[0], path=(env or os.environ)["PATH"]) or words[0]
     done = subprocess.run(
-        [program, *words[1:]], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace",
+        [program, *words[1:]], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, encoding="utf-8", errors="replace",
         check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode in allowed, (
