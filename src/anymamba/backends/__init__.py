@@ -199,10 +199,11 @@ def _choose(operator: Operator, call: Call, wanted: str | None) -> ModuleType:
                 "`anymamba backends` shows every choice",
             )
         return _module(wanted, operator.family)
-    answers = choices(operator, call)
-    for answer in answers:
-        if answer.refusal is None:
-            return _module(answer.backend, operator.family)
+    answers = []
+    for name in names():  # the first that accepts; those after it are not even imported
+        answers.append(Choice(name, _refusal(name, operator, call)))
+        if answers[-1].refusal is None:
+            return _module(name, operator.family)
     raise BackendRefusedError(
         f"No backend can run {operator.name} for {describe(call)}.",
         why="; ".join(f"{answer.backend}: {answer.refusal}" for answer in answers),

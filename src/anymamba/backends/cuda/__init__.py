@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-__all__ = ["PRIORITY", "SUMMARY", "unavailable", "warmup"]
+if TYPE_CHECKING:
+    from anymamba.backends.cuda.runtime import Variant
+
+__all__ = ["PRIORITY", "SUMMARY", "device_refusal", "families", "unavailable", "variants", "warmup"]
 
 PRIORITY = 10
 SUMMARY = "CUDA kernels compiled on this machine by the NVRTC that PyTorch carries; no toolkit, no Triton"
@@ -45,3 +53,73 @@ def device_refusal(device: torch.device) -> str | None:
         return f"tensors are on {device}, not on a CUDA device"
     index = device.index if device.index is not None else current.driver.current_device()
     return current.why_unsupported(index)
+
+
+def families() -> tuple[str, ...]:
+    """Return the operator families that have kernels: the modules of this package."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg))
+
+
+def variants(wanted: Sequence[str] = (), every: bool = False) -> Iterator[Variant]:
+    """Yield the kernels of the families named (default: all): those that models use, or every one."""
+    for family in wanted or families():
+        module = importlib.import_module(f"{__name__}.{family}")
+        yield from module.variants(every)
+
+
+def warmup(
+    wanted: Sequence[str] = (),
+    *,
+    device: int | None = None,
+    every: bool = False,
+    progress: Callable[[int, int, Variant], None] | None = None,
+) -> tuple[int, float]:
+    """Compile (or take from the disk cache) and load kernels now, so that nothing waits for them later.
+
+    Parameters
+    ----------
+    wanted : sequence of str
+        Operator families, e.g. "causal_conv1d"; default all.
+    device : int, optional
+        PyTorch's index of the card; default the current one.
+    every : bool
+        All variants instead of those that the usual dtypes and options need.
+    progress : callable, optional
+        Called with (done, total, variant) after each.
+
+    Returns
+    -------
+    int, float
+        How many kernels are ready, and the seconds it took.
+
+    Raises
+    ------
+    MachineError
+        If there is no card, driver or NVRTC.
+    KernelCompileError, KernelLaunchError
+    """
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    from anymamba.backends.cuda.runtime import runtime
+    from anymamba.errors import MachineError, OptionError
+
+    unknown = set(wanted) - set(families())
+    if unknown:
+        raise OptionError(
+            f"There are no kernels of {', '.join(sorted(unknown))}; there are of {', '.join(families())}."
+        )
+    reason = unavailable()
+    if reason is not None:
+        raise MachineError("There is nothing to warm up on this machine.", why=reason)
+    started = time.perf_counter()
+    current = runtime()
+    index = current.driver.current_device() if device is None else device
+    all_variants = list(variants(wanted, every))
+    # NVRTC compiles without the GIL; more than a few at once only wait for memory.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        pending = {pool.submit(current.load, variant, index): variant for variant in all_variants}
+        for done, future in enumerate(as_completed(pending), 1):
+            future.result()
+            if progress is not None:
+                progress(done, len(pending), pending[future])
+    return len(all_variants), time.perf_counter() - started

@@ -403,7 +403,7 @@ def _cut(seqlen: int, segments: int) -> tuple[int, int]:
     return -(-seqlen // length), length
 
 
-def variants() -> list[Variant]:
+def variants(every: bool = False) -> list[Variant]:
     """Return the kernels that upstream's Mamba block needs in bf16, fp16 and fp32: what `anymamba warmup` compiles."""
     found = []
     for dtype, name in NAMES.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -103,6 +104,7 @@ class Nvrtc:
             code = library.nvrtcCompileProgram(program, len(options), arguments)
             log = self._text(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog").decode(errors="replace")
             if code:
+                log = _with_source_lines(log, {**headers, name: source})
                 raise KernelCompileError(
                     f"NVRTC {self.version[0]}.{self.version[1]} could not compile {name}"
                     f" ({library.nvrtcGetErrorString(code).decode()}).",
@@ -127,6 +129,21 @@ class Nvrtc:
         if code:
             text = self._library.nvrtcGetErrorString(code).decode()
             raise KernelCompileError(f"{function} failed: {text}.", why=f"library: {self.path}")
+
+
+def _with_source_lines(log: str, texts: Mapping[str, str]) -> str:
+    """Return the log with the line that each message is about under it (NVRTC 12 quotes it itself, 11 does not)."""
+    lines = log.splitlines()
+    result = []
+    for message, following in zip(lines, [*lines[1:], ""]):
+        result.append(message)
+        place = re.match(r"(\S+)\((\d+)\): ", message)
+        if place is not None and place[1] in texts:
+            source = texts[place[1]].splitlines()
+            number = int(place[2]) - 1
+            if 0 <= number < len(source) and source[number].strip() not in following:
+                result.append(f"    {source[number].strip()}")
+    return "\n".join(result)
 
 
 @functools.cache
