@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anymamba.faults import Outcome, explain
+from anymamba.faults import Outcome, brief, explain
 from anymamba.faults.reading import WHOLE, decode, read_log, unwrapped
 
 CAUSE = "csrc\\causal_conv1d.cpp(159): error C2146: 语法错误: 缺少“)”(在标识符“and”的前面)\r\n"
@@ -88,6 +88,16 @@ def test_fixes_are_those_of_the_system() -> None:
     assert cause is not None
     assert [run for run, _ in cause.fixes("windows")] == ["set MAX_JOBS=1", "anymamba install"]
     assert [run for run, _ in cause.fixes("linux")] == ["export MAX_JOBS=1", "anymamba install"]
+
+
+def test_in_brief_a_cause_is_three_lines_and_a_guess_is_none() -> None:
+    known = brief("nvcc fatal   : Unsupported gpu architecture 'compute_53'\n", system="windows")
+    assert known is not None
+    assert known.id == "arch-unsupported"
+    assert "compute_53" in known.what
+    assert known.next_step == "anymamba install"
+    assert brief("step 1 loss: nan\n") is None
+    assert brief("ValueError: bad config\n") is None
 
 
 def test_lines_broken_by_a_console_are_joined_and_keep_the_number_of_their_first_part() -> None:

@@ -186,6 +186,10 @@ def test_without_a_gpu_nothing_asks_for_one() -> None:
     assert "capabilities: [gpu]" in FILES["reference/compose/compose.yaml"].text
 
 
+def test_the_offline_machine_takes_anymamba_from_the_folder() -> None:
+    assert "\nanymamba\n" in FILES["here-wheel/requirements-offline/requirements-offline.txt"].text
+
+
 def test_here_needs_a_torch() -> None:
     with pytest.raises(OptionError, match="No torch"):
         choose_versions("here", machine=machines.no_torch)

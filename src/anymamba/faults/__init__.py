@@ -7,7 +7,8 @@ Used by `anymamba explain`, by native builds, and by the doctor's cross-referenc
 
 from __future__ import annotations
 
+from anymamba.faults.brief import Brief, brief
 from anymamba.faults.catalogue import Fault, Fix, catalogue
 from anymamba.faults.explain import Explanation, Finding, Outcome, explain
 
-__all__ = ["Explanation", "Fault", "Finding", "Fix", "Outcome", "catalogue", "explain"]
+__all__ = ["Brief", "Explanation", "Fault", "Finding", "Fix", "Outcome", "brief", "catalogue", "explain"]

@@ -16,7 +16,9 @@ def files(choice: Choice) -> list[File]:
         "mamba_ssm": choice.mamba_ssm,
         "causal_conv1d": choice.causal_conv1d,
     }
-    everything = "".join(f"{one}\n" for one in (*choice.torch_requirements(), *choice.requirements()))
+    # By name alone: wherever this product came from, its wheel is in the folder.
+    rest = ["anymamba" if one == choice.anymamba else one for one in choice.requirements()]
+    everything = "".join(f"{one}\n" for one in (*choice.torch_requirements(), *rest))
     return [
         *requirement_files(choice),
         # Without index lines: pip would go there in spite of --no-index.

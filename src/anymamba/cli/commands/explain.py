@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from enum import Enum
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.markup import escape
 from anymamba.cli.terminal import Terminal, terminal
 from anymamba.errors import OptionError
 from anymamba.faults import Explanation, Finding, Outcome, explain
+from anymamba.faults.brief import this_system
 from anymamba.faults.report import write_report
 from anymamba.machine.system import read_system
 
@@ -78,7 +78,7 @@ def command(
     """
     explanation = _read(log)
     language = lang.value if lang is not None else "zh" if read_system().language.startswith("zh") else "en"
-    system = here()
+    system = this_system()
     if json:
         terminal().json(explanation.to_json(language, system))
     else:
@@ -88,13 +88,6 @@ def command(
         terminal().note(str(make_report))
     if explanation.outcome is Outcome.UNKNOWN:
         raise typer.Exit(1)
-
-
-def here() -> str:
-    """Return the system whose fixes are shown: windows, mac, wsl or linux."""
-    if read_system().wsl:
-        return "wsl"
-    return {"Windows": "windows", "Darwin": "mac"}.get(platform.system(), "linux")
 
 
 def show(screen: Terminal, explanation: Explanation, language: str, system: str) -> None:
