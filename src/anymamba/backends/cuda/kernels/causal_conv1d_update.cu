@@ -23,8 +23,9 @@ struct CausalConv1dUpdateParameters {
     int batch, dim, seqlen, state_len;
 };
 
-__device__ __forceinline__ int modulo(i64 a, int n) {
-    const int r = (int)(a % n);
+// In 32 bits, which hold any length of a sequence: a 64-bit division is a subroutine that spills registers.
+__device__ __forceinline__ int modulo(int a, int n) {
+    const int r = a % n;
     return r < 0 ? r + n : r;
 }
 
@@ -43,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_update(const Cau
         const X* x = p.x + b * p.x_stride[0] + d * p.x_stride[1];
         STATE* state = p.state + entry * p.state_stride[0] + d * p.state_stride[1];
         const int n = p.state_len;
-        const i64 start = p.cache_seqlens ? (i64)p.cache_seqlens[b * p.lengths_stride] : 0;
+        const int start = p.cache_seqlens ? (int)p.cache_seqlens[b * p.lengths_stride] : 0;
         float w[WIDTH], window[WIDTH];
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) w[k] = to_float(p.weight[d * p.weight_stride[0] + k * p.weight_stride[1]]);
