@@ -1,4 +1,4 @@
-"""Every kernel once, small, under compute-sanitizer: `python benchmarks/sanitize.py`: memcheck, racecheck, initcheck, synccheck.
+"""Every kernel once, small, under compute-sanitizer (mem-, race-, init- and synccheck): `python benchmarks/sanitize.py`.
 
 `python benchmarks/sanitize.py --bare` only runs the calls. Each call's result is compared with the reference too. PyTorch's
 caching allocator is switched off, so that every tensor is an allocation of its own and an access past its end is seen.

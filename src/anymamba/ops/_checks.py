@@ -11,9 +11,27 @@ import torch
 
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 
-__all__ = ["FLOATING", "cast", "check_activation", "check_device", "check_dim", "check_dtype", "check_shape"]
+__all__ = ["FLOATING", "Passed", "cast", "check_activation", "check_device", "check_dim", "check_dtype", "check_shape"]
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Passed:
+    """Remembers the metadata of calls that passed their checks: a call like one before needs one lookup, not ten checks.
+
+    Give it everything the checks read, as one hashable tuple; never sizes of a traced tensor (they may be symbols).
+    """
+
+    def __init__(self) -> None:
+        self._keys: set[object] = set()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def add(self, key: object) -> None:
+        if len(self._keys) > 4096:  # a caller with ever new sizes must not grow this for ever
+            self._keys.clear()
+        self._keys.add(key)
 
 
 def check_dim(name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:

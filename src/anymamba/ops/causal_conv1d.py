@@ -13,7 +13,7 @@ import torch
 
 from anymamba.backends import Operator, choose
 from anymamba.errors import OptionError, ShapeError
-from anymamba.ops._checks import FLOATING, check_activation, check_device, check_dim, check_dtype, check_shape
+from anymamba.ops._checks import FLOATING, Passed, check_activation, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import (
     backward_where_forward_ran,
     below_autograd,
@@ -142,25 +142,16 @@ def causal_conv1d_fn(
     ShapeError, DtypeError, DeviceError, OptionError
         Before any work, naming the argument.
     """
-    silu = check_activation(activation)
-    check_dim("x", x, 3, "(batch, dim, seqlen)")
-    batch, dim, seqlen = x.shape
-    _check_filter(x, weight, bias)
-    width = weight.shape[1]
-    if seq_idx is not None:
-        check_shape("seq_idx", seq_idx, (batch, seqlen), "(batch, seqlen)")
-        check_dtype("seq_idx", seq_idx, (torch.int32, torch.int64))
-        check_device("seq_idx", seq_idx, x, "x")
-    if initial_states is not None:
-        check_shape("initial_states", initial_states, (batch, dim, width - 1), "(batch, dim, width - 1)")
-        check_device("initial_states", initial_states, x, "x")
-    if final_states_out is not None:
-        if not return_final_states:
-            raise OptionError("final_states_out is given, but return_final_states is False.")
-        check_shape("final_states_out", final_states_out, (batch, dim, width - 1), "(batch, dim, width - 1)")
-        check_device("final_states_out", final_states_out, x, "x")
+    tracing = traced(x)
+    plain = seq_idx is None and initial_states is None and final_states_out is None and not tracing
+    key = _metadata(x, weight, bias, activation) if plain else None
+    if key is None or key not in _passed:
+        _check_forward(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
+        if key is not None:
+            _passed.add(key)
+    silu = activation is not None
     arguments = (x, weight, bias, seq_idx, initial_states, silu, return_final_states)
-    if traced(x):
+    if tracing:
         out, final_states = torch.ops.anymamba.causal_conv1d(*arguments)
     elif differentiated(x, weight, bias, initial_states):
         out, final_states = _CausalConv1d.apply(*arguments)
@@ -204,26 +195,17 @@ def causal_conv1d_update(
     Tensor
         Like x.
     """
-    silu = check_activation(activation)
-    if x.dim() not in (2, 3):
-        raise ShapeError(f"x has shape {tuple(x.shape)}, but must be (batch, dim) or (batch, dim, seqlen).")
-    batch, dim = x.shape[0], x.shape[1]
-    _check_filter(x, weight, bias)
-    check_dim("conv_state", conv_state, 3, "(batch, dim, state_len)")
-    entries = batch if conv_state_indices is None else conv_state.shape[0]
-    check_shape("conv_state", conv_state, (entries, dim, conv_state.shape[2]), "(batch, dim, state_len)")
-    check_device("conv_state", conv_state, x, "x")
-    if conv_state.shape[2] < weight.shape[1] - 1:
-        raise ShapeError(
-            f"conv_state has state_len {conv_state.shape[2]}, but must have at least width - 1 = {weight.shape[1] - 1}."
-        )
-    for name, index in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
-        if index is not None:
-            check_shape(name, index, (batch,), "(batch,)")
-            check_dtype(name, index, (torch.int32, torch.int64))
-            check_device(name, index, x, "x")
+    tracing = traced(x)
+    key = None
+    if not tracing and cache_seqlens is None and conv_state_indices is None:
+        key = (_metadata(x, weight, bias, activation), conv_state.shape, conv_state.device)
+    if key is None or key not in _passed:
+        _check_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+        if key is not None:
+            _passed.add(key)
+    silu = activation is not None
     columns = x if x.dim() == 3 else x.unsqueeze(-1)
-    run = torch.ops.anymamba.causal_conv1d_update if traced(x) else _update
+    run = torch.ops.anymamba.causal_conv1d_update if tracing else _update
     arguments = (columns, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
     if torch.is_grad_enabled():  # entering the context costs as much as a launch: only where it changes something
         with torch.no_grad():
@@ -262,6 +244,75 @@ def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state
     with torch.no_grad():
         states: torch.Tensor = run(x, cu_seqlens, state_len)
     return states
+
+
+_passed = Passed()
+
+
+def _metadata(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> tuple[object, ...]:
+    """Return all that the checks of the common call read."""
+    of_bias = None if bias is None else (bias.shape, bias.device)
+    return x.shape, x.dtype, x.device, weight.shape, weight.dtype, weight.device, of_bias, activation
+
+
+def _check_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    return_final_states: bool,
+    final_states_out: torch.Tensor | None,
+    activation: str | None,
+) -> None:
+    check_activation(activation)
+    check_dim("x", x, 3, "(batch, dim, seqlen)")
+    batch, dim, seqlen = x.shape
+    _check_filter(x, weight, bias)
+    width = weight.shape[1]
+    if seq_idx is not None:
+        check_shape("seq_idx", seq_idx, (batch, seqlen), "(batch, seqlen)")
+        check_dtype("seq_idx", seq_idx, (torch.int32, torch.int64))
+        check_device("seq_idx", seq_idx, x, "x")
+    if initial_states is not None:
+        check_shape("initial_states", initial_states, (batch, dim, width - 1), "(batch, dim, width - 1)")
+        check_device("initial_states", initial_states, x, "x")
+    if final_states_out is not None:
+        if not return_final_states:
+            raise OptionError("final_states_out is given, but return_final_states is False.")
+        check_shape("final_states_out", final_states_out, (batch, dim, width - 1), "(batch, dim, width - 1)")
+        check_device("final_states_out", final_states_out, x, "x")
+
+
+def _check_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    cache_seqlens: torch.Tensor | None,
+    conv_state_indices: torch.Tensor | None,
+) -> None:
+    check_activation(activation)
+    if x.dim() not in (2, 3):
+        raise ShapeError(f"x has shape {tuple(x.shape)}, but must be (batch, dim) or (batch, dim, seqlen).")
+    batch, dim = x.shape[0], x.shape[1]
+    _check_filter(x, weight, bias)
+    check_dim("conv_state", conv_state, 3, "(batch, dim, state_len)")
+    entries = batch if conv_state_indices is None else conv_state.shape[0]
+    check_shape("conv_state", conv_state, (entries, dim, conv_state.shape[2]), "(batch, dim, state_len)")
+    check_device("conv_state", conv_state, x, "x")
+    if conv_state.shape[2] < weight.shape[1] - 1:
+        raise ShapeError(
+            f"conv_state has state_len {conv_state.shape[2]}, but must have at least width - 1 = {weight.shape[1] - 1}."
+        )
+    for name, index in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        if index is not None:
+            check_shape(name, index, (batch,), "(batch,)")
+            check_dtype(name, index, (torch.int32, torch.int64))
+            check_device(name, index, x, "x")
 
 
 def _check_filter(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
