@@ -65,6 +65,18 @@ def test_an_unknown_log_is_called_unknown_and_says_what_to_attach() -> None:
     assert "--make-report" in answer
 
 
+def test_the_cures_are_those_of_the_machine_the_log_is_from() -> None:
+    log = "C:\\b\\causal_conv1d.cpp(159): error C2146: syntax error: missing ')' before identifier 'and'\n"
+    assert "set CL=/permissive-" in run("--lang", "en", text=log)[1]
+
+
+def test_another_system_may_be_asked_for() -> None:
+    assert (
+        "set MAX_JOBS=1"
+        in run("--lang", "en", "--on", "windows", text="g++: Killed signal terminated program cc1plus\n")[1]
+    )
+
+
 def test_a_log_that_is_not_there_is_an_argument_error(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["explain", str(tmp_path / "no.log")])
     assert isinstance(done.exception, OptionError)

@@ -90,6 +90,22 @@ def test_fixes_are_those_of_the_system() -> None:
     assert [run for run, _ in cause.fixes("linux")] == ["export MAX_JOBS=1", "anymamba install"]
 
 
+@pytest.mark.parametrize(
+    ("text", "system"),
+    [
+        ("C:\\build\\a.cpp(1): error C2146: x", "windows"),
+        ("FileNotFoundError: [WinError 2] x", "windows"),
+        ("/usr/bin/ld: cannot find -lcuda", "linux"),
+        ("/home/li/envs/m/lib/x.so: undefined symbol: y", "linux"),
+        ("/sbin/ldconfig.real: /usr/lib/wsl/lib/libcuda.so.1 is not a symbolic link", "wsl"),
+        ("Initializing libomp.dylib", "mac"),
+        ("KeyError: 'HOME'", None),
+    ],
+)
+def test_a_log_shows_the_system_it_is_from(text: str, system: str | None) -> None:
+    assert explain(text).system == system
+
+
 def test_in_brief_a_cause_is_three_lines_and_a_guess_is_none() -> None:
     known = brief("nvcc fatal   : Unsupported gpu architecture 'compute_53'\n", system="windows")
     assert known is not None

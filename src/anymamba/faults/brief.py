@@ -29,7 +29,7 @@ def brief(source: BinaryIO | bytes | str, *, language: str = "en", system: str |
     source : binary file, bytes or str
     language : {"en", "zh"}
     system : {"windows", "linux", "mac", "wsl"}, optional
-        This one by default.
+        By default the one the log is from, else this one.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def brief(source: BinaryIO | bytes | str, *, language: str = "en", system: str |
     finding = explanation.cause
     if explanation.outcome is not Outcome.EXPLAINED or finding is None or finding.fault.sure == "possible":
         return None
-    fixes = finding.fixes(system or this_system())
+    fixes = finding.fixes(system or explanation.system or this_system())
     run, fix = fixes[0] if fixes else ("", None)
     return Brief(
         finding.fault.id,

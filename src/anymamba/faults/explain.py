@@ -69,10 +69,23 @@ class Explanation:
         """The likeliest cause, or None."""
         return self.findings[0] if self.findings else None
 
+    @property
+    def system(self) -> str | None:
+        """The system that the log comes from (windows, mac, wsl, linux), None when it does not show.
+
+        Logs travel: who explains one is often not who has the fault, and the cures are those of the machine it is from.
+        """
+        text = self.log.text[:200_000]
+        for system, pattern in _SYSTEMS:
+            if pattern.search(text):
+                return system
+        return None
+
     def to_json(self, language: str, system: str) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
         return {
             "schema": SCHEMA,
+            "system": system,
             "outcome": self.outcome.value,
             "findings": [
                 {
@@ -201,6 +214,19 @@ def _errors(log: Log) -> list[tuple[int, str]]:
         for number, line in zip(log.numbers, log.lines)
         if _ERROR_LINE.search(line[:1000]) and "Warning" not in line[:200] and line.strip() != "ERROR: Exception:"
     ][:200]
+
+
+_SYSTEMS = (
+    ("wsl", re.compile(r"/usr/lib/wsl/|microsoft-standard-WSL")),
+    (
+        "windows",
+        re.compile(
+            r"\b[A-Z]:[\\/]|\[WinError|\.pyd\b|win_amd64|LNK\d{4}|\bMSVC\b|error C\d{4}|DLL load failed|PS [A-Z]:"
+        ),
+    ),
+    ("mac", re.compile(r"macosx_|\.dylib\b|/opt/homebrew|/Users/\w+/|xcrun")),
+    ("linux", re.compile(r"linux_(?:x86_64|aarch64)|manylinux|linux-gnu|/usr/(?:bin|lib|local)|/home/|\.so\b|/root/")),
+)
 
 
 def _fill(text: str, captures: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anymamba.errors import OptionError
+from anymamba.faults.brief import this_system
 from anymamba.faults.explain import Explanation
 from anymamba.faults.scrub import scrub
 
@@ -57,7 +58,9 @@ def write_report(
     parts = {
         "README.txt": _README,
         "log.txt": "\n".join(f"{number:>7} {line}" for number, line in zip(log.numbers, log.lines)) + "\n",
-        "answer.json": json.dumps(explanation.to_json("en", "linux"), indent=2, ensure_ascii=False),
+        "answer.json": json.dumps(
+            explanation.to_json("en", explanation.system or this_system()), indent=2, ensure_ascii=False
+        ),
         "machine.json": json.dumps((machine or _diagnose)(), indent=2, ensure_ascii=False),
     }
     try:

@@ -60,10 +60,20 @@ class _Language(str, Enum):
     ZH = "zh"
 
 
+class _System(str, Enum):
+    WINDOWS = "windows"
+    LINUX = "linux"
+    MAC = "mac"
+    WSL = "wsl"
+
+
 def command(
     log: Annotated[str, typer.Argument(help="The log file; - reads standard input.", metavar="LOG")] = "-",
     json: Annotated[bool, typer.Option("--json", help="Print JSON (schema anymamba-explain/1).")] = False,
     lang: Annotated[_Language | None, typer.Option(help="Language of the answer; the system's by default.")] = None,
+    on: Annotated[
+        _System | None, typer.Option(help="Show the cures for this system; by default the one the log is from.")
+    ] = None,
     make_report: Annotated[
         Path | None,
         typer.Option(help="Also write a zip to attach to a question: answer, log, machine; without names and secrets."),
@@ -78,7 +88,7 @@ def command(
     """
     explanation = _read(log)
     language = lang.value if lang is not None else "zh" if read_system().language.startswith("zh") else "en"
-    system = this_system()
+    system = on.value if on is not None else explanation.system or this_system()
     if json:
         terminal().json(explanation.to_json(language, system))
     else:
