@@ -208,11 +208,15 @@ _ERROR_LINE = re.compile(
 )
 
 
+# Lines that look like errors and only announce one.
+_HOLLOW = re.compile(r"Warning|ERROR: Exception:\s*$|Caught \w+ in (?:replica|DataLoader worker)")
+
+
 def _errors(log: Log) -> list[tuple[int, str]]:
     return [
         (number, line.strip()[:300])
         for number, line in zip(log.numbers, log.lines)
-        if _ERROR_LINE.search(line[:1000]) and "Warning" not in line[:200] and line.strip() != "ERROR: Exception:"
+        if _ERROR_LINE.search(line[:1000]) and not _HOLLOW.search(line[:200])
     ][:200]
 
 
