@@ -191,7 +191,7 @@ class State:
             if os.path.lexists(move.aside):
                 _remove(Path(move.place))
                 self._rename(move.aside, move.place)
-        if change.record_before or self._record.exists():
+        if self._read(self._record) != change.record_before:  # on a full disk, undoing must not need room
             self._write(self._record, change.record_before)
         self._forget_unrecorded(change.record_before)
         self._journal.unlink(missing_ok=True)
