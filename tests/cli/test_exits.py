@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from anymamba.cli import app
 from anymamba.cli.exits import exit_with_errors_explained
 from anymamba.errors import OptionError
 
@@ -30,3 +32,14 @@ def test_a_known_fault_is_explained_below_its_traceback(capsys: pytest.CaptureFi
 def test_a_bug_of_ours_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError), exit_with_errors_explained():
         raise ZeroDivisionError
+
+
+def test_ctrl_c_during_a_command_says_that_nothing_is_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anymamba.upstream.plan.make_plan", interrupted)
+    ended = CliRunner().invoke(app, ["install", "--dry-run"])
+    assert ended.exit_code == 130
+    assert "Stopped; nothing was left half done." in ended.output
+    assert "Abort" not in ended.output

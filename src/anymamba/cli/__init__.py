@@ -14,7 +14,7 @@ import typer
 
 from anymamba import __version__
 from anymamba.cli import commands
-from anymamba.cli.exits import exit_with_errors_explained
+from anymamba.cli.exits import exit_with_errors_explained, interruptible
 
 __all__ = ["app", "main"]
 
@@ -46,7 +46,7 @@ def _options(
 for _module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda module: module.name):
     if not _module.name.startswith("_"):
         app.command(name=_module.name.replace("_", "-"))(
-            importlib.import_module(f"{commands.__name__}.{_module.name}").command
+            interruptible(importlib.import_module(f"{commands.__name__}.{_module.name}").command)
         )
 
 

@@ -7,15 +7,22 @@ lacks something; 130 Ctrl-C. The codes 2-8 are those of `anymamba.errors`.
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import typer
 
 from anymamba.cli.terminal import terminal
 from anymamba.errors import AnymambaError
 
 INTERRUPTED = 130
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -34,8 +41,26 @@ def exit_with_errors_explained() -> Iterator[None]:
             raise
         sys.exit(1)
     except KeyboardInterrupt:
-        terminal().note("Stopped; nothing was left half done.")
+        _stopped()
         sys.exit(INTERRUPTED)
+
+
+def interruptible(command: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Wrap a command so that Ctrl-C ends in our words and code: typer keeps a KeyboardInterrupt to itself."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+        try:
+            return command(*arguments, **options)
+        except KeyboardInterrupt:
+            _stopped()
+            raise typer.Exit(INTERRUPTED) from None
+
+    return wrapped
+
+
+def _stopped() -> None:
+    terminal().note("Stopped; nothing was left half done.")
 
 
 def _explained(trace: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ class _Shown:
         self._bars = bars
         self._live = live
         self._task: TaskID | None = None
+        self._first: tuple[float, int] | None = None
 
     def step(self, text: str) -> None:
         """Finish the last step and begin this one."""
@@ -28,13 +30,20 @@ class _Shown:
             terminal().note(text)
             return
         self.finish()
+        self._first = None
         self._task = self._bars.add_task(escape(text), total=None, amount="")
 
     def advance(self, done: int, total: int | None) -> None:
         """Show how far the step is."""
         if self._task is not None:
             of = "" if total is None else f" of {total / 1024:.0f}"
-            self._bars.update(self._task, amount=f"{done / 1024:.0f}{of} KiB")
+            self._bars.update(self._task, amount=f"{done / 1024:.0f}{of} KiB{self._rate(done)}")
+
+    def _rate(self, done: int) -> str:
+        now = time.monotonic()
+        self._first = self._first or (now, done)  # a resumed download begins with what was there
+        seconds = now - self._first[0]
+        return f", {(done - self._first[1]) / 1024 / seconds:.0f} KiB/s" if seconds > 0.5 else ""
 
     def finish(self) -> None:
         """End the last step."""
