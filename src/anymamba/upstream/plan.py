@@ -23,7 +23,7 @@ from anymamba.upstream.pip_settings import read_pip_settings
 from anymamba.upstream.port import port_version
 from anymamba.upstream.releases import DEFAULTS, PACKAGES, known, known_versions, package_name, partner
 
-__all__ = ["PackagePlan", "Plan", "make_plan", "parse_requirements"]
+__all__ = ["PackagePlan", "Plan", "exact_version", "make_plan", "parse_requirements"]
 
 SCHEMA = 1
 
@@ -223,7 +223,7 @@ class _Resolver:
         )
 
     def _choose(self, name: str, specifier: SpecifierSet) -> tuple[str, Found | None]:
-        exact = _exact(specifier)
+        exact = exact_version(specifier)
         if exact is not None and known(name, exact) is not None:
             return str(Version(exact)), None
         if self._offline:
@@ -253,7 +253,8 @@ class _Resolver:
         return self._index
 
 
-def _exact(specifier: SpecifierSet) -> str | None:
+def exact_version(specifier: SpecifierSet) -> str | None:
+    """Return the version of a specifier that allows only one, else None."""
     parts = list(specifier)
     if len(parts) == 1 and parts[0].operator in ("==", "===") and not parts[0].version.endswith(".*"):
         return parts[0].version
