@@ -348,9 +348,17 @@ def forward_shape(
     channels = sequences * group_dim
     processors = _multiprocessors(device)
     if dstate <= 16:
-        # Each doubling of the lanes costs about 15 % more instructions: only while warps are too few.
-        lanes = 4 if channels * 4 >= processors * 32 * 12 else 8
-        shape = ForwardShape(lanes, _padded(dstate, lanes), 16 // itemsize, 128, 4, 2, 2)
+        # Fewer lanes need fewer instructions, as long as there are warps enough: about 7 a multiprocessor (measured).
+        enough = processors * 32 * 7
+        lanes = next((lanes for lanes in (2 if itemsize == 2 else 4, 4, 8) if channels * lanes >= enough), 8)
+        segments = 1
+        if channels * 8 < enough * 3 // 4:  # or else cut time, and scan what can then be scanned at once by few lanes
+            lanes = 2 if itemsize == 2 else 4
+            segments = _segments(-(-channels * lanes // 128), processors * 4, seqlen)
+            if channels * lanes * segments < enough // 2:
+                lanes = 8
+                segments = _segments(-(-channels // 16), processors * 4, seqlen)
+        return ForwardShape(lanes, _padded(dstate, lanes), 16 // itemsize, 128, 4, 2), segments
     elif dstate <= 32:
         shape = ForwardShape(8, _padded(dstate, 8), 4, 128, 3, 2)
     elif dstate <= 64:
@@ -358,7 +366,7 @@ def forward_shape(
     else:
         shape = ForwardShape(16, _padded(dstate, 16), 1, 128, 1, 2 if dstate <= 128 else 1)
     blocks = sequences * -(-group_dim // shape.channels)
-    return shape, _segments(blocks, processors * (4 if dstate <= 16 else 2), seqlen)
+    return shape, _segments(blocks, processors * 2, seqlen)
 
 
 def _padded(dstate: int, lanes: int) -> int:
@@ -393,7 +401,7 @@ def _segments(blocks: int, resident: int, seqlen: int) -> int:
     """Return the segments that fill the card once; a segment has at least 4 pieces, for a second pass must pay."""
     if blocks * 3 > resident * 2:
         return 1
-    return max(1, min(-(-resident // blocks), seqlen // (4 * CHECKPOINT_LENGTH)))
+    return max(1, min(resident // blocks, seqlen // (4 * CHECKPOINT_LENGTH), 32))
 
 
 def _cut(seqlen: int, segments: int) -> tuple[int, int]:
@@ -407,8 +415,8 @@ def variants(every: bool = False) -> list[Variant]:
     """Return the kernels that upstream's Mamba block needs in bf16, fp16 and fp32: what `anymamba warmup` compiles."""
     found = []
     for dtype, name in NAMES.items():
-        for lanes in (4, 8):
-            shape = ForwardShape(lanes, 16, 16 // torch.empty((), dtype=dtype).element_size(), 128, 4, 2, 2)
+        for lanes in (2, 4, 8):
+            shape = ForwardShape(lanes, 16, 16 // torch.empty((), dtype=dtype).element_size(), 128, 4, 2)
             found.append(_forward_variant(shape, name, True, True, True, True, False))
         found.append(_backward_variant(backward_shape(16), name, True, True, True, True, False, False))
         found.append(Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=name))

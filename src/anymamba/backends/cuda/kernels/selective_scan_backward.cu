@@ -161,13 +161,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         A[j] = n < p.dstate ? LOG2E * p.A[at_channel * p.A_stride[0] + n * p.A_stride[1]] : 0.0f;
         dA[j] = 0.0f;
         carry[j] = 0.0f;
-        if (!CARRY_ONLY && exists && n < p.dstate) {
-            if (p.dlast_state)
-                carry[j] = p.dlast_state[at_batch * p.dlast_stride[0] + at_channel * p.dlast_stride[1] + n * p.dlast_stride[2]];
-#pragma unroll 1
-            for (int s = p.segments - 1; s > segment; --s) {
-                const i64 at = sequence * p.segments + s;
-                carry[j] = fmaf(fast_exp2(A[j] * p.segment_deltas[at]), carry[j], p.carries[at * p.dstate + n]);
+        if (!CARRY_ONLY && exists && n < p.dstate && p.dlast_state)
+            carry[j] = p.dlast_state[at_batch * p.dlast_stride[0] + at_channel * p.dlast_stride[1] + n * p.dlast_stride[2]];
+    }
+    if (!CARRY_ONLY && exists) {
+#pragma unroll 4
+        for (int s = p.segments - 1; s > segment; --s) {
+            const i64 at = sequence * p.segments + s;
+#pragma unroll
+            for (int j = 0; j < OWN; ++j) {
+                const int n = (j ^ turn) * LANES + q;
+                const float added = n < p.dstate ? p.carries[at * p.dstate + n] : 0.0f;
+                carry[j] = fmaf(fast_exp2(A[j] * p.segment_deltas[at]), carry[j], added);
             }
         }
     }

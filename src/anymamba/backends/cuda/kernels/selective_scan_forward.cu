@@ -111,14 +111,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
             const int n = j * LANES + q;
             A[e][j] = n < p.dstate ? LOG2E * p.A[own * p.A_stride[0] + n * p.A_stride[1]] : 0.0f;
             h[e][j] = 0.0f;
-            if (!STATE_ONLY && exists && n < p.dstate) {
-                if (p.initial_state)
-                    h[e][j] = p.initial_state[batch * p.initial_stride[0] + own * p.initial_stride[1] + n * p.initial_stride[2]];
-#pragma unroll 1
-                for (int s = 0; s < segment; ++s) {
-                    const i64 at = (sequence + e * WARP_ROWS) * p.segments + s;
-                    h[e][j] =
-                        fmaf(fast_exp2(A[e][j] * p.segment_deltas[at]), h[e][j], p.segment_states[at * p.dstate + n]);
+            if (!STATE_ONLY && exists && n < p.dstate && p.initial_state)
+                h[e][j] = p.initial_state[batch * p.initial_stride[0] + own * p.initial_stride[1] + n * p.initial_stride[2]];
+        }
+        if (!STATE_ONLY && exists) {
+#pragma unroll 4
+            for (int s = 0; s < segment; ++s) {
+                const i64 at = (sequence + e * WARP_ROWS) * p.segments + s;
+#pragma unroll
+                for (int j = 0; j < OWN; ++j) {
+                    const int n = j * LANES + q;
+                    const float added = n < p.dstate ? p.segment_states[at * p.dstate + n] : 0.0f;
+                    h[e][j] = fmaf(fast_exp2(A[e][j] * p.segment_deltas[at]), h[e][j], added);
                 }
             }
         }
