@@ -272,15 +272,23 @@ class _MambaInner(torch.autograd.Function):
         inputs = _Inputs(*tensors).in_product_dtype()
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         ctx.delta_softplus = delta_softplus
+        batch, _, seqlen = inputs.xz.shape
         with without_autocast(inputs.xz.device.type):
-            x, z = inputs.xz.chunk(2, dim=1)
+            x, z = _halves(inputs.xz)
             conv = _convolution(inputs, x)
-            x_dbl, delta, B, C = _projected(inputs, conv)
+            x_dbl = torch.mm(inputs.x_proj_weight, cast(_flat_now(conv), inputs.x_proj_weight.dtype))
+            delta = _delta_now(inputs, x_dbl, batch, seqlen)
+            B, C = _matrices(inputs, x_dbl, batch, seqlen)
             call = selective_scan._normalised(
                 conv, delta, inputs.A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus, None
             )
             y, _, checkpoints = selective_scan._forward(*(*call, True))
-            out = cast(_out_projection(inputs, y), out_dtype)
+            columns, weight = _transposed(cast(_flat_now(y), inputs.out_proj_weight.dtype)), inputs.out_proj_weight
+            if inputs.out_proj_bias is None:
+                out = torch.mm(columns, _transposed(weight))
+            else:
+                out = torch.addmm(inputs.out_proj_bias, columns, _transposed(weight))
+            out = cast(out.view(batch, seqlen, weight.shape[0]), out_dtype)
         kept = (conv, delta) if checkpoint_lvl == 0 else (None, None)
         ctx.save_for_backward(*inputs, x_dbl, checkpoints, *kept)
         return out
@@ -316,36 +324,38 @@ def _backward(
     batch, _, seqlen = xz.shape
     rank = inputs.delta_proj_weight.shape[1]
     products = inputs.out_proj_weight.dtype
-    x, z = xz.chunk(2, dim=1)
+    x, z = _halves(xz)
     if conv is None:
         conv = _convolution(inputs, x)
     if delta is None:
-        delta = _delta(inputs, x_dbl, batch, seqlen)
+        delta = _delta_now(inputs, x_dbl, batch, seqlen)
     B, C = _matrices(inputs, x_dbl, batch, seqlen)
     call = selective_scan._normalised(conv, delta, A, B, C, inputs.D, z, inputs.delta_bias, delta_softplus, None)
 
     dout_flat = cast(dout, products).reshape(batch * seqlen, dout.shape[-1])
-    dy = _unflat(inputs.out_proj_weight.t() @ dout_flat.t(), batch, seqlen)
+    dy = _unflat_now(torch.mm(_transposed(inputs.out_proj_weight), _transposed(dout_flat)), batch, seqlen)
     dxz = torch.empty_like(xz)
-    dx, dz = dxz.chunk(2, dim=1)
+    dx, dz = _halves(dxz)
     same = call[6].dtype == dz.dtype
     dx_dbl = torch.zeros_like(x_dbl) if inputs.B is not None or inputs.C is not None else torch.empty_like(x_dbl)
     # dB and dC go straight to their rows of dx_dbl, if nothing is to be done to them on the way.
     straight = not A.is_complex() and x_dbl.dtype == call[0].dtype
-    rows_of_dB, rows_of_dC = _rows_of_matrices(inputs, dx_dbl, batch, seqlen) if straight else (None, None)
+    rows = A.shape[1] * (2 if A.is_complex() else 1)
+    row_of_C = x_dbl.shape[0] - rows
+    dB_out = _as_matrix(dx_dbl, rank, rows, batch, seqlen) if straight and inputs.B is None else None
+    dC_out = _as_matrix(dx_dbl, row_of_C, rows, batch, seqlen) if straight and inputs.C is None else None
     scan_backward: Any = selective_scan._backward
     dconv, ddelta, dA, dB, dC, dD, dz_found, ddelta_bias, _, y = scan_backward(
         *call, checkpoints, dy, None, return_out=True, dz_out=dz if same else None,
-        dB_out=None if inputs.B is not None else rows_of_dB, dC_out=None if inputs.C is not None else rows_of_dC,
+        dB_out=dB_out, dC_out=dC_out,
     )  # fmt: skip
     assert y is not None and dz_found is not None
     if not same:
         dz.copy_(dz_found)
-    dout_proj_weight = dout_flat.t() @ cast(_flat(y), products).t()
+    dout_proj_weight = torch.mm(_transposed(dout_flat), _transposed(cast(_flat_now(y), products)))
     dout_proj_bias = None if inputs.out_proj_bias is None else dout_flat.sum(0)
 
     del y, dy  # so that the peak of memory is no higher than it must be
-    rows = A.shape[1] * (2 if A.is_complex() else 1)
     dB_proj_bias = dC_proj_bias = None
     if inputs.B is None:
         if not straight:
@@ -353,18 +363,18 @@ def _backward(
         dB_proj_bias = None if inputs.B_proj_bias is None else dx_dbl[rank : rank + rows].sum(1)
     if inputs.C is None:
         if not straight:
-            dx_dbl[x_dbl.shape[0] - rows :] = _matrix_rows(dC, A)
-        dC_proj_bias = None if inputs.C_proj_bias is None else dx_dbl[x_dbl.shape[0] - rows :].sum(1)
-    ddelta_flat = cast(_flat(ddelta), products)
-    ddelta_proj_weight = ddelta_flat @ x_dbl[:rank].t()
-    torch.mm(inputs.delta_proj_weight.t(), ddelta_flat, out=dx_dbl[:rank])
-    dx_proj_weight = dx_dbl @ cast(_flat(conv), products).t()
-    dconv_flat = cast(_flat(dconv), products).addmm_(inputs.x_proj_weight.t(), dx_dbl)
+            dx_dbl[row_of_C:] = _matrix_rows(dC, A)
+        dC_proj_bias = None if inputs.C_proj_bias is None else dx_dbl[row_of_C:].sum(1)
+    ddelta_flat = cast(_flat_now(ddelta), products)
+    ddelta_proj_weight = torch.mm(ddelta_flat, _transposed(_first_rows(x_dbl, rank)))
+    torch.mm(_transposed(inputs.delta_proj_weight), ddelta_flat, out=_first_rows(dx_dbl, rank))
+    dx_proj_weight = torch.mm(dx_dbl, _transposed(cast(_flat_now(conv), products)))
+    dconv_flat = cast(_flat_now(dconv), products).addmm_(_transposed(inputs.x_proj_weight), dx_dbl)
     _, dconv1d_weight, dconv1d_bias, _ = causal_conv1d._backward(
         x,
         inputs.conv1d_weight,
         inputs.conv1d_bias,
-        cast(_unflat(dconv_flat, batch, seqlen), x.dtype),
+        cast(_unflat_now(dconv_flat, batch, seqlen), x.dtype),
         None,
         None,
         None,
@@ -415,30 +425,24 @@ def _matrices(inputs: _Inputs, x_dbl: torch.Tensor, batch: int, seqlen: int) -> 
     ):
         if given is not None:
             found.append(given)
-            continue
-        part = x_dbl[first : first + rows]
-        if bias is not None:
-            part = part + cast(bias, part.dtype)[:, None]
-        if inputs.A.is_complex():
+        elif not inputs.A.is_complex():
+            matrix = _as_matrix(x_dbl, first, rows, batch, seqlen)
+            found.append(matrix if bias is None else matrix + cast(bias, matrix.dtype)[:, None])
+        else:
+            part = x_dbl[first : first + rows]
+            if bias is not None:
+                part = part + cast(bias, part.dtype)[:, None]
             pairs = part.view(rows // 2, 2, batch, seqlen).permute(2, 0, 3, 1)
             found.append(pairs.reshape(batch, 1, rows // 2, 2 * seqlen))
-        else:
-            found.append(_as_matrix(part, batch, seqlen))
     return found[0], found[1]
 
 
-def _as_matrix(rows: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-    """Return (dstate, batch * seqlen) as (batch, 1, dstate, seqlen): a view."""
-    return rows.view(rows.shape[0], 1, batch, seqlen).transpose(0, 2)
-
-
-def _rows_of_matrices(
-    inputs: _Inputs, x_dbl: torch.Tensor, batch: int, seqlen: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of x_dbl that belong to B and C, as (batch, 1, dstate, seqlen): views."""
-    rank, dstate = inputs.delta_proj_weight.shape[1], inputs.A.shape[1]
-    last = x_dbl.shape[0] - dstate
-    return _as_matrix(x_dbl[rank : rank + dstate], batch, seqlen), _as_matrix(x_dbl[last:], batch, seqlen)
+def _as_matrix(x_dbl: torch.Tensor, first: int, dstate: int, batch: int, seqlen: int) -> torch.Tensor:
+    """Return `dstate` rows of x_dbl, from `first` on, as (batch, 1, dstate, seqlen): a view."""
+    if torch.is_grad_enabled() or traced(x_dbl):
+        return x_dbl[first : first + dstate].view(dstate, 1, batch, seqlen).transpose(0, 2)
+    width = batch * seqlen
+    return x_dbl.as_strided((batch, 1, dstate, seqlen), (seqlen, width, width, 1), first * width)
 
 
 def _matrix_rows(gradient: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
@@ -464,6 +468,50 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _unflat(matrix: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
     """Return (dim, batch * seqlen) as (batch, dim, seqlen): a view."""
     return matrix.view(matrix.shape[0], batch, seqlen).transpose(0, 1)
+
+
+# --- views by one call of the dispatcher instead of two or three, each some microseconds: for the autograd.Function, which
+# --- runs neither traced nor under autograd
+
+
+def _halves(xz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``xz.chunk(2, dim=1)``."""
+    batch, twice, seqlen = xz.shape
+    size, strides = (batch, twice // 2, seqlen), xz.stride()
+    first = xz.storage_offset()
+    return xz.as_strided(size, strides, first), xz.as_strided(size, strides, first + twice // 2 * strides[1])
+
+
+def _flat_now(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what `_flat` does."""
+    batch, dim, seqlen = tensor.shape
+    width = batch * seqlen
+    if tensor.stride() == (seqlen, width, 1):
+        return tensor.as_strided((dim, width), (width, 1))
+    return _flat(tensor)
+
+
+def _unflat_now(matrix: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """Return what `_unflat` does."""
+    rows, (of_row, of_column) = matrix.shape[0], matrix.stride()
+    return matrix.as_strided((batch, rows, seqlen), (seqlen * of_column, of_row, of_column))
+
+
+def _transposed(matrix: torch.Tensor) -> torch.Tensor:
+    """Return ``matrix.t()``."""
+    (rows, columns), (of_row, of_column) = matrix.shape, matrix.stride()
+    return matrix.as_strided((columns, rows), (of_column, of_row))
+
+
+def _first_rows(matrix: torch.Tensor, count: int) -> torch.Tensor:
+    """Return ``matrix[:count]``."""
+    return matrix.as_strided((count, matrix.shape[1]), matrix.stride())
+
+
+def _delta_now(inputs: _Inputs, x_dbl: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """Return what `_delta` does."""
+    low = _first_rows(x_dbl, inputs.delta_proj_weight.shape[1])
+    return _unflat_now(torch.mm(inputs.delta_proj_weight, low), batch, seqlen)
 
 
 def _rms_norm(tensor: torch.Tensor, weight: torch.Tensor, eps: float, dim: int) -> torch.Tensor:

@@ -359,7 +359,7 @@ def forward_shape(
                 lanes = 8
                 segments = _segments(-(-channels // 16), processors * 4, seqlen)
         return ForwardShape(lanes, _padded(dstate, lanes), 16 // itemsize, 128, 4, 2), segments
-    elif dstate <= 32:
+    if dstate <= 32:
         shape = ForwardShape(8, _padded(dstate, 8), 4, 128, 3, 2)
     elif dstate <= 64:
         shape = ForwardShape(16, _padded(dstate, 16), 2, 128, 3, 2)
@@ -521,12 +521,12 @@ def _packed(tensor: torch.Tensor | None, vector: int) -> bool:
     """Return whether steps are neighbours and every aligned group of `vector` steps may be moved by one access."""
     if tensor is None:
         return True
-    of_batch, *others, of_time = tensor.stride()
-    return (
-        of_time == 1
-        and not of_batch % vector
-        and not any(stride % vector for stride in others)
-        and not tensor.data_ptr() % (vector * tensor.element_size())
+    strides = tensor.stride()
+    return strides[-1] == 1 and not (
+        strides[0] % vector
+        or strides[1] % vector
+        or strides[-2] % vector
+        or tensor.data_ptr() % (vector * tensor.element_size())
     )
 
 
