@@ -40,9 +40,9 @@ def ours() -> dict[str, float]:
         torch.empty(1, 64, 1, device="cuda"),
     )
     key = backend._key
-    plan = backend._update_plan(key(x), key(state), key(weight), key(bias), None, None, key(out), True, 0)
+    plan = backend._update_plan(key(x), key(state), key(weight), key(bias), None, None, out.stride(), True, 0)
     pointers = (x.data_ptr(), state.data_ptr(), weight.data_ptr(), bias.data_ptr(), 0, 0, out.data_ptr())
-    kernel, parameters = plan.kernel, plan._pack(*pointers) + plan._rest
+    kernel, parameters = plan.kernel, plan._parameters
     row = x[..., 0]
     leaf, w = torch.randn(1, 64, 8, device="cuda", requires_grad=True), weight.clone().requires_grad_()
     return {

@@ -84,12 +84,14 @@ def main() -> int:
     for tool in TOOLS:
         # Only our kernels: PyTorch's own report uninitialised padding of their own.
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
-        command += ["--kernel-regex", "kns=causal_conv1d", "--kernel-regex", "kns=selective_"]
+        command += ["--kernel-name", "kns=causal_conv1d", "--kernel-name", "kns=selective_"]
         result = subprocess.run(
             [*command, sys.executable, __file__, "--bare"], env=environment, capture_output=True, text=True, check=False
         )
         lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
         print(f"{tool}: exit {result.returncode}; " + " | ".join(lines[-3:]), flush=True)
+        if result.returncode:
+            print("\n".join(lines[:40]), flush=True)
         failed += result.returncode != 0
     return int(failed > 0)
 

@@ -91,7 +91,7 @@ def test_a_hundred_thousand_launches_leak_nothing() -> None:
             causal_conv1d_update(x, state, weight)
         torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == allocated
-    assert torch.cuda.mem_get_info()[0] >= free - 2**20
+    assert torch.cuda.mem_get_info()[0] >= free - 2**20  # of the whole card: let nothing else run on it
 
 
 def test_more_than_two_to_the_31_elements() -> None:

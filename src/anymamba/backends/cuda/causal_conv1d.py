@@ -29,7 +29,6 @@ SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
 THREADS = 256
 LANES, RUNS, UNROLL = 32, 8, 8  # of the channel-last kernels
-PIECES = 4  # of the kernel for rows, forward
 BLOCKS_PER_MULTIPROCESSOR = 8  # that fill the card: more would be shorter, and ending a block costs too
 
 
@@ -195,7 +194,8 @@ def variants(every: bool = False) -> Iterator[Variant]:
                             yield _variant(direction, channels, x, w, w, seq, width, silu, False, False)
                         for aligned in (True, False):
                             for has_states in (False, True) if every else (False,):
-                                yield _variant(direction, 0, x, w, w, seq, width, silu, aligned, has_states)
+                                for pieces in (2, 4) if direction == "forward" else (2,):
+                                    yield _variant(direction, 0, x, w, w, seq, width, silu, aligned, has_states, pieces)
                 yield _update_variant(x, x, w, w, None, None, width, silu)
     for w in NAMES:
         for width in widths:
@@ -209,7 +209,7 @@ def variants(every: bool = False) -> Iterator[Variant]:
 
 def _variant(
     direction: str, channels: int, x: torch.dtype, w: torch.dtype, bias: torch.dtype, seq: torch.dtype | None, width: int,
-    silu: bool, aligned: bool, has_states: bool,
+    silu: bool, aligned: bool, has_states: bool, pieces: int = 2,
 ) -> Variant:  # fmt: skip
     name = f"causal_conv1d_{direction}" + ("_channel_last" if channels else "")
     defines: dict[str, object] = {
@@ -220,6 +220,8 @@ def _variant(
         defines["CHANNELS"] = channels
     else:
         defines["ALIGNED"] = aligned
+        if direction == "forward":
+            defines["PIECES"] = pieces
     return Variant.of(f"{name}.cu", name, **defines)
 
 
@@ -298,9 +300,11 @@ def _forward_plan(
     batch, dim, seqlen = x.shape
     channels = _channels(x, out)
     aligned = not channels and _aligned(1, x, out)
+    pieces = _pieces(1, x, aligned)
+    each = 4 if pieces >= 1024 else 2  # of one thread: long rows have threads enough
     variant = _variant(
         "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype, weight.shape[1],
-        silu, aligned, has_states,
+        silu, aligned, has_states, each,
     )  # fmt: skip
     kernel = runtime().load(variant, device)
     strides = (
@@ -309,10 +313,9 @@ def _forward_plan(
     if channels:
         run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device)
         return kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
-    pieces = _pieces(1, x, aligned)
-    bits = min((-(-pieces // PIECES) - 1).bit_length(), 8)
+    bits = min((-(-pieces // each) - 1).bit_length(), 8)
     groups = -(-dim // (THREADS >> bits))
-    grid = (batch * groups, -(-pieces // (PIECES << bits)), 1)
+    grid = (batch * groups, -(-pieces // (each << bits)), 1)
     return kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, groups)
 
 

@@ -77,7 +77,8 @@ def variants(every: bool = False) -> Iterator[Variant]:
         # Mamba-1: A and dt_bias in fp32; Mamba-2: A one number a head.
         for dstate, tied in ((16, False), (128, True), (64, True)):
             for vector in (True, False) if every else (True,):
-                yield _variant(state, x, x, f32, x, x, f32, x, f32, None, dstate, tied, vector, True)
+                options = (True, not tied, True)  # Mamba-2 gates in its norm
+                yield _variant(state, x, x, f32, x, x, f32, x, f32, None, dstate, tied, vector, True, options, not tied)
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,6 +102,7 @@ def _plan(
     variant = _variant(
         state[2], x[2], dt[2], A[2], B[2], C[2], (D or A)[2], (z or x)[2], (dt_bias or A)[2],
         None if indices is None else indices[2], dstate, tied, _vectors(wide, dstate, state[2]), softplus,
+        (D is not None, z is not None, dt_bias is not None), heads == 1,
     )  # fmt: skip
     lanes = int(dict(variant.defines)["LANES"])
     across = -(-heads * headdim // (THREADS // lanes))
@@ -132,6 +134,7 @@ def _vectors(tensors: list[Key], dstate: int, state_dtype: torch.dtype) -> bool:
 def _variant(
     state: torch.dtype, x: torch.dtype, dt: torch.dtype, A: torch.dtype, B: torch.dtype, C: torch.dtype, D: torch.dtype,
     z: torch.dtype, bias: torch.dtype, indices: torch.dtype | None, dstate: int, tied: bool, vector: bool, softplus: bool,
+    options: tuple[bool, bool, bool], one_head: bool,
 ) -> Variant:  # fmt: skip
     elements = 16 // SIZES[state]
     lanes = min(1 << (-(-dstate // elements) - 1).bit_length(), 32)
@@ -140,4 +143,5 @@ def _variant(
         A_TYPE=NAMES[A], B_TYPE=NAMES[B], C_TYPE=NAMES[C], D_TYPE=NAMES[D], Z_TYPE=NAMES[z], BIAS=NAMES[bias],
         INDEX="int" if indices is None else INTEGERS[indices], V=elements, LANES=lanes,
         SINGLE=lanes * elements >= dstate, TIED=tied, VECTOR=vector, SOFTPLUS=softplus,
+        HAS_D=options[0], HAS_Z=options[1], HAS_BIAS=options[2], ONE_HEAD=one_head,
     )  # fmt: skip

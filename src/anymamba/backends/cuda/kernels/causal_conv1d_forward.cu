@@ -4,7 +4,7 @@
 //           outside a row and what packed sequences change. Sums in float, the bias first, taps in ascending order.
 // Threads   256 as (rows, neighbouring channels of one sequence) x (pieces of a row), split by `piece_bits` so that short rows
 //           leave no thread idle. A piece is 16 bytes: VEC columns, read by one access, and the WIDTH - 1 columns before by
-//           another that hits L1 (a neighbour lane's data). A thread has PIECES pieces of one row, all read before the first is
+//           another that hits L1 (a neighbour lane's data). A thread has PIECES (2 or 4) pieces of one row, all read before the first is
 //           used, without branches. ALIGNED: every row starts at 16 bytes and ends with a whole piece; all tests for edges fall away. Otherwise
 //           pieces are shifted so that they are aligned in memory whatever the row's start is, edges go element by element.
 //           HAS_STATES: initial or final states are there.
@@ -15,7 +15,6 @@
 #include "causal_conv1d.cuh"
 
 #define THREADS 256
-#define PIECES 4
 #define VEC (16 / (int)sizeof(X))
 #define HALO (WIDTH == 2 ? 2 : 4)
 

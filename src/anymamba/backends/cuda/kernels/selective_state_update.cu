@@ -6,7 +6,7 @@
 // Threads   LANES neighbouring lanes (a power of two) have one channel, each V neighbouring states at a time (16 bytes of the
 //           widest 16-bit or 32-bit state), and add their parts of the output by shuffles: a fixed order. A block has 128 / LANES
 //           channels and walks the batch with its A in registers (SINGLE: one step of the lanes covers all states); everything
-//           of one sequence is read before the first use. TIED (Mamba-2): A is one number a head, so one exponential a channel.
+//           of one sequence is read before the first use (no branches: options are definitions). TIED (Mamba-2): A is one number a head, so one exponential a channel.
 // Bytes     The state read and written; all else is small: 2 * B * H * P * N * sizeof(STATE). Floor = that / copy bandwidth
 //           (H200, B256 D2048 N16 bf16: 0.008 ms); at batch 1 the launch is all there is.
 #include "prelude.cuh"
@@ -66,10 +66,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) selective_state_update(con
     const int channel = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     const bool there = channel < p.heads * p.headdim;  // lanes of no channel follow the last one's, for the shuffles
     const int c = there ? channel : p.heads * p.headdim - 1;
+#if ONE_HEAD
+    const int h = 0, q = c, group = 0;
+#else
     const int h = c / p.headdim, q = c % p.headdim, group = h / p.heads_per_group;
+#endif
     const A_TYPE* A = p.A + h * p.A_stride[0] + q * p.A_stride[1];
-    const float D = p.D ? to_float(p.D[h * p.D_stride[0] + q * p.D_stride[1]]) : 0.0f;
-    const float bias = p.dt_bias ? to_float(p.dt_bias[h * p.bias_stride[0] + q * p.bias_stride[1]]) : 0.0f;
+#if HAS_D
+    const float D = to_float(p.D[h * p.D_stride[0] + q * p.D_stride[1]]);
+#endif
+#if HAS_BIAS
+    const float bias = to_float(p.dt_bias[h * p.bias_stride[0] + q * p.bias_stride[1]]);
+#else
+    const float bias = 0.0f;
+#endif
     float a[V];
 #if TIED
     a[0] = LOG2E * to_float(A[0]);
@@ -89,8 +99,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) selective_state_update(con
         const C_TYPE* C = p.C + b * p.C_stride[0] + group * p.C_stride[1];
         const float x = to_float(p.x[b * p.x_stride[0] + h * p.x_stride[1] + q * p.x_stride[2]]);
         float step = to_float(p.dt[b * p.dt_stride[0] + h * p.dt_stride[1] + q * p.dt_stride[2]]) + bias;
-        float z = 0.0f;
-        if (p.z) z = to_float(p.z[b * p.z_stride[0] + h * p.z_stride[1] + q * p.z_stride[2]]);
+#if HAS_Z
+        const float z = to_float(p.z[b * p.z_stride[0] + h * p.z_stride[1] + q * p.z_stride[2]]);
+#endif
         float y = 0.0f;
 #if SOFTPLUS
 #define STEP softplus(step)
@@ -128,8 +139,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) selective_state_update(con
         }
         y = sum_over_lanes<LANES>(y);
         if (there && lane == 0) {
+#if HAS_D
             y = __fmaf_rn(D, x, y);
-            if (p.z) y *= silu(z);
+#endif
+#if HAS_Z
+            y *= silu(z);
+#endif
             *out = from_float<X>(y);
         }
     }
