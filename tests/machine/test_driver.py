@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +106,46 @@ def test_a_card_without_driver_is_told_from_no_card(on_bus: bool, monkeypatch: p
 
 def test_the_memory_structure_is_nvmls() -> None:
     assert ctypes.sizeof(driver_module._Memory) == 24
+
+
+STUB = """
+#include <string.h>
+typedef void *device;
+typedef struct { unsigned long long total, free, used; } memory;
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned length) { strncpy(text, "580.82.07", length); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *handle)
+{
+    *handle = (device)(0x7000000000000000ULL + index);  /* all 64 bits must survive the way there and back */
+    return 0;
+}
+static int card(device handle) { return (int)((unsigned long long)handle - 0x7000000000000000ULL); }
+int nvmlDeviceGetName(device handle, char *name, unsigned length)
+{
+    strncpy(name, card(handle) == 1 ? "second" : card(handle) == 0 ? "first" : "lost", length);
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(device handle, memory *info) { info->total = (8ULL + card(handle)) << 30; return 0; }
+int nvmlDeviceGetCudaComputeCapability(device handle, int *major, int *minor)
+{
+    *major = 9;
+    *minor = card(handle);
+    return 0;
+}
+"""
+
+
+def test_the_calls_fit_nvmls_own_prototypes(tmp_path: Path) -> None:
+    """Through a real shared library with the signatures of nvml.h."""
+    compiler = shutil.which("gcc")
+    if compiler is None or os.name == "nt":
+        pytest.skip("no gcc")
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
+    source.write_text(STUB, encoding="utf-8")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    assert read_driver(nvml=lambda: ctypes.CDLL(str(library))) == Driver(
+        "580.82.07", "13.0", (Card("first", (9, 0), 8.0), Card("second", (9, 1), 9.0)), on_bus=True
+    )
