@@ -77,6 +77,17 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
     assert {kind.exit_code for kind in kinds} | {0, 130} == told
 
 
+def test_the_figures_in_the_readmes_are_those_of_the_result_files() -> None:
+    run([sys.executable, "benchmarks/summarise.py", "--check"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_relative_link_leads_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert ((ROOT / document).parent / link).exists(), f"{document} links to {link}"
+
+
 @pytest.mark.network
 def test_the_readme_runs_word_for_word() -> None:
     """The demo, then every other command of the README in the environment the demo made (`dev.py test` is this run)."""

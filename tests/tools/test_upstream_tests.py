@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,12 @@ def test_a_checkout_without_tests_is_named(tmp_path: Path) -> None:
 def test_failing_tests_of_a_checkout_fail_the_run(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text('def test_a():\n    assert "cuda" == "cpu"\n', encoding="utf-8")
-    run = [sys.executable, "-m", "tools.upstream_tests", str(tmp_path)]
+    counts = tmp_path / "counts.json"
+    run = [sys.executable, "-m", "tools.upstream_tests", str(tmp_path), "--record", str(counts), "--name", "small 1.0"]
     assert subprocess.run(run, cwd=ROOT, capture_output=True, check=False).returncode == 0
     assert subprocess.run([*run, "--device", "cuda"], cwd=ROOT, capture_output=True, check=False).returncode == 1
+    runs = json.loads(counts.read_text(encoding="utf-8"))["runs"]
+    assert [(r["package"], r["device"], r["passed"], r["failed"]) for r in runs] == [
+        ("small 1.0", "cpu", 1, 0),
+        ("small 1.0", "cuda", 0, 1),
+    ]

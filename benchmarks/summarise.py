@@ -1,0 +1,135 @@
+"""Put the measured figures into the READMEs: `python benchmarks/summarise.py [--check]`.
+
+Reads the JSON files in `benchmarks/results/` (written by gpu.py, cpu_reference.py, tools.upstream_tests and
+tools.windows_lab) and rewrites what stands between the two `results` markers. No figure in the READMEs comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
+WORDS: dict[str, dict[str, str]] = {
+    "README.md": {
+        "gpu": "### Speed on a GPU",
+        "gpu about": "{gpu}, PyTorch {torch}, {date}; milliseconds, median of interleaved rounds in one process, beside upstream's own "
+        "compiled extension or Triton kernels. Below 1: faster, or less memory. `python benchmarks/gpu.py --upstream DIR`",
+        "gpu head": "| operator | size | dtype | pass | anymamba | upstream | time ratio | memory ratio |",
+        "cpu": "### Speed on a CPU",
+        "cpu about": "PyTorch {torch}, {threads} threads, float32; milliseconds, median of interleaved rounds. Upstream: the loop that "
+        "its own packages run without a GPU. `python benchmarks/cpu_reference.py --upstream DIR`",
+        "cpu head": "| operator | size | pass | upstream | torch backend | cpu backend |",
+        "tests": "### Upstream's own tests",
+        "tests about": "Run unchanged through the port by `python -m tools.upstream_tests CHECKOUT`, but for the adaptations that it "
+        "prints (device, sizes that take a CPU hours).",
+        "tests head": "| package | device | passed | failed | skip themselves |",
+        "windows": "### The same tests on Linux and in Windows Python",
+        "windows about": "Windows Python under wine: `python -m tools.windows_lab test`. [docs/windows.md](docs/windows.md) lists the skips.",
+        "windows head": "| | passed | failed | skipped |",
+    },
+    "README.zh-CN.md": {
+        "gpu": "### GPU 上的速度",
+        "gpu about": "{gpu}，PyTorch {torch}，{date}；单位毫秒，同一进程内交替测量取中位数，与上游自己的编译扩展或 Triton 内核并列。"
+        "比值小于 1 表示更快或更省显存。`python benchmarks/gpu.py --upstream DIR`",
+        "gpu head": "| 算子 | 规模 | 类型 | 阶段 | anymamba | 上游 | 时间比 | 显存比 |",
+        "cpu": "### CPU 上的速度",
+        "cpu about": "PyTorch {torch}，{threads} 线程，float32；单位毫秒，交替测量取中位数。上游：其软件包在没有 GPU 时运行的循环。"
+        "`python benchmarks/cpu_reference.py --upstream DIR`",
+        "cpu head": "| 算子 | 规模 | 阶段 | 上游 | torch 后端 | cpu 后端 |",
+        "tests": "### 上游自己的测试",
+        "tests about": "通过移植包原样运行（`python -m tools.upstream_tests CHECKOUT`），仅做该命令打印出的调整（设备、CPU 上需数小时的规模）。",
+        "tests head": "| 软件包 | 设备 | 通过 | 失败 | 自行跳过 |",
+        "windows": "### 同样的测试：Linux 与 Windows 版 Python",
+        "windows about": "Windows 版 Python 在 wine 下运行：`python -m tools.windows_lab test`。跳过的测试列在 [docs/windows.md](docs/windows.md)。",
+        "windows head": "| | 通过 | 失败 | 跳过 |",
+    },
+}
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a README is out of date")
+    options = parser.parse_args()
+    stale = []
+    for name, words in WORDS.items():
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        head, _, rest = before.partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        after = head + BEGIN + "\n".join(summary(words)) + "\n" + END + tail
+        if after != before:
+            stale.append(name)
+            if not options.check:
+                path.write_text(after, encoding="utf-8", newline="\n")
+    if stale:
+        print(("out of date: " if options.check else "written: ") + ", ".join(stale))
+    return 1 if stale and options.check else 0
+
+
+def summary(words: dict[str, str]) -> Iterator[str]:
+    """Yield the lines between the markers."""
+    for kind, rows in (("tests", test_rows), ("windows", windows_rows), ("gpu", gpu_rows), ("cpu", cpu_rows)):
+        path = RESULTS / f"{kind}.json"
+        if not path.is_file():
+            continue
+        data = json.loads(path.read_text(encoding="utf-8"))
+        head = words[f"{kind} head"]
+        yield from ("", words[kind], "", words[f"{kind} about"].format(**about(data)), "", head)
+        yield "|" + "---|" * (head.count("|") - 1)
+        yield from rows(data)
+
+
+def about(data: Any) -> dict[str, Any]:
+    """Return what the texts quote of a result file's head."""
+    return {**data.get("machine", {}), **data} if isinstance(data, dict) else {}
+
+
+def gpu_rows(data: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each row measured beside upstream."""
+    for row in data["rows"]:
+        ours, theirs = row["eager"].get("anymamba"), row["eager"].get("upstream")
+        if not ours or not theirs:
+            continue
+        memory = row["peak_mb"]
+        saved = f"{memory['anymamba'] / memory['upstream']:.2f}" if len(memory) == 2 and memory["upstream"] else "-"
+        yield (
+            f"| {row['operator']} | {row['shape']} | {row['dtype'].replace('bfloat', 'bf').replace('float', 'fp')} "
+            f"| {row['direction']} | {median(ours):.3f} | {median(theirs):.3f} | {median(ours) / median(theirs):.2f} | {saved} |"
+        )
+
+
+def cpu_rows(data: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each row; the ratio to upstream's loop (or our own, marked so) behind each backend's time."""
+    for row in data["rows"]:
+        times = row["milliseconds"]
+        base = times.get("upstream")
+        cells = [f"{base:.2f}" if base else "-"]
+        for backend in ("torch", "cpu"):
+            value = times.get(backend)
+            cells.append("-" if value is None else f"{value:.2f} ({base / value:.1f}x)" if base else f"{value:.2f}")
+        yield f"| {row['operator']} | {row['size']} | {'fwd+bwd' if '+' in row['pass'] else 'fwd'} | {' | '.join(cells)} |"
+
+
+def test_rows(data: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each run of upstream's tests."""
+    for run in data["runs"]:
+        yield f"| {run['package']} | {run['device']} | {run['passed']} | {run['failed']} | {run['skipped']} |"
+
+
+def windows_rows(data: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each Python."""
+    for run in data["runs"]:
+        yield f"| {run['python']} | {run['passed']} | {run['failed']} | {run['skipped']} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
