@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anymamba.errors import MachineError
+from anymamba.upstream.port.families import EXTENSIONS
 
 __all__ = ["WHEN_TOLD", "Environment", "Installed", "inspect_environment", "run_in"]
 
@@ -69,7 +70,7 @@ spec = util.find_spec("anymamba")
 print("anymamba-probe:" + json.dumps({
     "python": sys.executable, "prefix": sys.prefix, "purelib": paths["purelib"], "platlib": paths["platlib"],
     "externally_managed": managed, "has_pip": util.find_spec("pip") is not None, "torch": version("torch"),
-    "anymamba": spec and spec.origin, "installed": {n: installed(n) for n in ("causal_conv1d", "mamba_ssm")},
+    "anymamba": spec and spec.origin, "installed": {n: installed(n) for n in sys.argv[1:]},
 }))
 """
 
@@ -136,7 +137,7 @@ def inspect_environment(python: Path) -> Environment:
         When it cannot be run.
     """
     try:
-        result = run_in(str(python), ["-c", _PROBE])
+        result = run_in(str(python), ["-c", _PROBE, *EXTENSIONS])
     except OSError as error:
         raise MachineError(f"{python} cannot be run.", why=str(error), next_step="--python PATH") from error
     answer = next((line for line in result.stdout.splitlines() if line.startswith("anymamba-probe:")), None)

@@ -27,7 +27,7 @@ def footprint(name: str, roots: Iterable[str]) -> list[Path]:
     Parameters
     ----------
     name : str
-        ``mamba_ssm`` or ``causal_conv1d``.
+        ``mamba_ssm``, ``causal_conv1d``, or another distribution of `EXTENSIONS`.
     roots : iterable of str
         purelib and platlib.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from anymamba import __version__
 from anymamba.errors import MachineError, NoSuchReleaseError, NotWritableError, OfflineError, OptionError
 from anymamba.upstream.cache import cached_source, cached_versions, sha256_of
 from anymamba.upstream.environment import Environment, Installed, inspect_environment
+from anymamba.upstream.extras import EXTRAS, Extra, find_extra
 from anymamba.upstream.index import Found, Index
 from anymamba.upstream.patches import rules_for
 from anymamba.upstream.pip_settings import read_pip_settings
@@ -34,6 +35,8 @@ class PackagePlan:
 
     Attributes
     ----------
+    file : str
+        The source archive; empty for an extra, which is written here (`anymamba.upstream.extras`).
     sha256 : str or None
         What the archive must be; None when nobody states it (then the archive is taken as it comes).
     hash_from : str
@@ -120,7 +123,13 @@ def parse_requirements(texts: Iterable[str]) -> dict[str, SpecifierSet]:
     return wanted or {name: SpecifierSet(f"=={version}") for name, version in DEFAULTS.items()}
 
 
-def make_plan(requirements: Sequence[str], python: Path, offline: bool = False, index: Index | None = None) -> Plan:
+def make_plan(
+    requirements: Sequence[str],
+    python: Path,
+    offline: bool = False,
+    index: Index | None = None,
+    extras: Sequence[str] = (),
+) -> Plan:
     """Work out what an install would do. Reads the network only for what neither lock file nor cache knows.
 
     Parameters
@@ -133,28 +142,79 @@ def make_plan(requirements: Sequence[str], python: Path, offline: bool = False, 
         Use the cache only.
     index : Index, optional
         Default: what that interpreter's pip is configured with.
+    extras : sequence of str
+        Keys of `EXTRAS`. With them and no requirements, packages that are there stay as they are.
 
     Raises
     ------
-    MachineError, NotWritableError, NoSuchReleaseError, OfflineError, IndexUnreachableError
+    OptionError, MachineError, NotWritableError, NoSuchReleaseError, OfflineError, IndexUnreachableError
     """
+    wanted = parse_requirements(requirements)
+    chosen = [find_extra(word) for word in dict.fromkeys(extras)]
     environment = inspect_environment(python)
     check_environment(environment)
-    wanted = parse_requirements(requirements)
+    if chosen and not requirements:
+        replaced = {*environment.installed, *(extra.instead for extra in chosen)}
+        wanted = {name: specifier for name, specifier in wanted.items() if name not in replaced}
+    for extra in EXTRAS.values():
+        _check_alternatives(extra, extra in chosen, wanted, environment)
     resolver = _Resolver(python, offline, index)
     packages: dict[str, PackagePlan] = {}
     if "mamba_ssm" in wanted:
         packages["mamba_ssm"] = resolver.plan("mamba_ssm", wanted["mamba_ssm"], environment)
         fitting = SpecifierSet(f"=={partner(packages['mamba_ssm'].version)}")
         wanted.setdefault("causal_conv1d", fitting)
-    packages["causal_conv1d"] = resolver.plan("causal_conv1d", wanted["causal_conv1d"], environment)
+    if "causal_conv1d" in wanted:
+        packages["causal_conv1d"] = resolver.plan("causal_conv1d", wanted["causal_conv1d"], environment)
     return Plan(
         product=__version__,
         python=environment.python,
         site_packages=environment.purelib,
         torch=environment.torch or "",
         offline=offline,
-        packages=[packages[name] for name in PACKAGES if name in packages],
+        packages=[
+            *(packages[name] for name in PACKAGES if name in packages),
+            *(_extra(extra, environment) for extra in chosen),
+        ],
+    )
+
+
+def _check_alternatives(extra: Extra, chosen: bool, wanted: Container[str], environment: Environment) -> None:
+    """Refuse a port and the extra that stands in its place, of which one is there or both are asked for.
+
+    Raises
+    ------
+    OptionError
+    """
+    if extra.instead is None:
+        return
+    port = environment.installed.get(extra.instead)
+    if chosen and (extra.instead in wanted or (port is not None and port.kind == "port")):
+        raise OptionError(
+            f"The port of {extra.instead} and {extra.name} bring the same module: only one can be there.",
+            why=f"{extra.name} is for a fork that is installed as {extra.instead}. Beside the port, a fork can stay a folder: "
+            "it is used when that folder comes first on PYTHONPATH, and finds the port's module",
+            next_step="anymamba uninstall, then install the fork, then anymamba install --with fork",
+        )
+    if extra.instead in wanted and extra.name in environment.installed:
+        raise OptionError(
+            f"{extra.name} is installed, for a fork of {extra.instead}; the port would take the fork's place.",
+            next_step="anymamba uninstall, then the same command again",
+        )
+
+
+def _extra(extra: Extra, environment: Environment) -> PackagePlan:
+    return PackagePlan(
+        name=extra.name,
+        version=extra.version,
+        installs=port_version(extra.version),
+        file="",
+        size=None,
+        sha256=None,
+        hash_from="nobody",
+        cached=True,
+        rules=[("extension-module", extra.summary)],
+        replaces=environment.installed.get(extra.name),
     )
 
 

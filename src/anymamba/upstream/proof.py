@@ -25,6 +25,9 @@ def main(wanted: list[str]) -> int:
         for name, version in versions.items():
             report["versions"][name] = importlib.metadata.version(name)
             _check(report["versions"][name] == version, f"{name} is {report['versions'][name]}, not {version}")
+            if name in ("selective_scan", "anymamba_extensions"):  # modules without a package
+                _modules(name)
+                continue
             package = importlib.import_module(name)
             origin = importlib.metadata.distribution(name).locate_file(f"{name}/__init__.py")
             _check(str(package.__file__) == str(origin), f"{name} is imported from {package.__file__}, not {origin}")
@@ -41,6 +44,26 @@ def main(wanted: list[str]) -> int:
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
         raise RuntimeError(otherwise)
+
+
+def _modules(name: str) -> None:
+    from anymamba.upstream.port.families import EXTENSIONS
+
+    for extension in EXTENSIONS[name]:
+        module = importlib.import_module(extension)
+        origin = importlib.metadata.distribution(name).locate_file(f"{extension}.py")
+        _check(str(module.__file__) == str(origin), f"{extension} is imported from {module.__file__}, not {origin}")
+    if name == "selective_scan":
+        import torch
+
+        scan = importlib.import_module("selective_scan_cuda_oflex")
+        ones = torch.ones(1, 2, 3)
+        out, _ = scan.fwd(
+            ones, ones, torch.zeros(2, 1), ones[:, :1, None], ones[:, :1, None], None, None, False, 1, True
+        )
+        _check(out[0, 0].tolist() == [1.0, 2.0, 3.0], f"selective_scan_cuda_oflex gave {out[0, 0].tolist()}")
+    else:
+        _check(callable(importlib.import_module("selective_scan_cuda").bwd), "selective_scan_cuda has no bwd")
 
 
 def _convolution() -> list[int]:

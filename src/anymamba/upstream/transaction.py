@@ -16,12 +16,13 @@ from anymamba.upstream import proof
 from anymamba.upstream.archive import unpack
 from anymamba.upstream.cache import cached_source
 from anymamba.upstream.environment import WHEN_TOLD, Environment, inspect_environment, run_in
+from anymamba.upstream.extras import build_extra
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import read_pip_settings
 from anymamba.upstream.plan import PackagePlan, Plan
 from anymamba.upstream.port import build_port
+from anymamba.upstream.port.families import EXTENSIONS
 from anymamba.upstream.progress import Progress, Silent
-from anymamba.upstream.releases import PACKAGES
 from anymamba.upstream.state import State
 from anymamba.upstream.wheel import build_wheel, check_identity
 
@@ -88,7 +89,11 @@ def install(plan: Plan, progress: Progress | None = None, prove: Prove = prove) 
     return Installation(versions, report)
 
 
-def uninstall(python: Path, names: Sequence[str] = PACKAGES, progress: Progress | None = None) -> dict[str, list[str]]:
+def uninstall(
+    python: Path,
+    names: Sequence[str] = tuple(EXTENSIONS),
+    progress: Progress | None = None,
+) -> dict[str, list[str]]:
     """Remove our ports and restore what was there before them.
 
     Returns
@@ -150,6 +155,12 @@ def _build(plan: Plan, staging: Path, progress: Progress) -> list[Path]:
     try:
         wheels = []
         for package in plan.packages:
+            if not package.file:
+                progress.step(f"Preparing {package.name} {package.version}")
+                folder = staging / package.name
+                folder.mkdir()
+                wheels.append(build_extra(package.name, folder))
+                continue
             archive = cached_source(package.sha256, package.file) if package.sha256 else None
             if archive is None:
                 progress.step(f"Downloading {package.file}")

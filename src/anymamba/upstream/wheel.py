@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,7 +18,7 @@ from anymamba import __version__
 from anymamba.errors import IntegrityError
 from anymamba.upstream.port import Port, port_version
 
-__all__ = ["PROVENANCE", "build_wheel", "check_identity"]
+__all__ = ["PROVENANCE", "build_wheel", "check_identity", "pack"]
 
 PROVENANCE = "anymamba-provenance.json"
 """File in the wheel's dist-info that tells a port from upstream's own package."""
@@ -63,6 +64,33 @@ def build_wheel(port: Port, source: Path, name: str, version: str, sha256: str, 
     into : Path
         An existing folder.
     """
+    about = {
+        f"licenses/{licence}": (source / licence).read_bytes()
+        for licence in ("LICENSE", "AUTHORS")
+        if (source / licence).is_file()
+    }
+    about["METADATA"] = _metadata(source, port_version(version)).encode()
+    origin = {"name": name, "version": version, "file": file, "sha256": sha256}
+    return pack(port, name, version, about, origin, into)
+
+
+def pack(
+    port: Port, name: str, version: str, about: Mapping[str, bytes], origin: Mapping[str, str] | None, into: Path
+) -> Path:
+    """Write a wheel of modules and return its path.
+
+    Parameters
+    ----------
+    port : Port
+    name, version : str
+        Of what it stands for; ours is added to the version.
+    about : mapping of str to bytes
+        Files of the dist-info folder: METADATA at least.
+    origin : mapping or None
+        The source archive, for the provenance; None where there is none.
+    into : Path
+        An existing folder.
+    """
     local = port_version(version)
     info = f"{name}-{local}.dist-info"
     content: dict[str, bytes] = {
@@ -71,17 +99,14 @@ def build_wheel(port: Port, source: Path, name: str, version: str, sha256: str, 
         if path.is_file()
     }
     tops = sorted({entry.partition("/")[0].removesuffix(".py") for entry in content})
-    for licence in ("LICENSE", "AUTHORS"):
-        if (source / licence).is_file():
-            content[f"{info}/licenses/{licence}"] = (source / licence).read_bytes()
+    content.update({f"{info}/{file}": data for file, data in about.items()})
     provenance = {
         "schema": PROVENANCE_SCHEMA,
-        "source": {"name": name, "version": version, "file": file, "sha256": sha256},
+        "source": origin,
         "port": {"version": local, "anymamba": __version__},
         "changes": [{"rule": done.rule, "file": done.file, "outcome": done.outcome} for done in port.applied],
     }
     content[f"{info}/{PROVENANCE}"] = (json.dumps(provenance, indent=1) + "\n").encode()
-    content[f"{info}/METADATA"] = _metadata(source, local).encode()
     content[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: anymamba {__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     ).encode()

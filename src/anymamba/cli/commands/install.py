@@ -18,6 +18,10 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[REQ]...", help="Such as mamba_ssm==2.2.2 causal_conv1d==1.4.0, which is the default."),
     ] = None,
+    extras: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME", help="vmamba: its scan modules; fork: what a fork of mamba_ssm needs."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use what the cache has; ask no index.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan, or the result, as JSON.")] = False,
@@ -36,7 +40,7 @@ def command(
     screen = terminal()
     with shown_progress() as progress:
         progress.step("Planning")
-        plan = make_plan(requirements or [], python or Path(sys.executable), offline=offline)
+        plan = make_plan(requirements or [], python or Path(sys.executable), offline=offline, extras=extras or [])
         installation = None if dry_run else install(plan, progress)
     if as_json:
         result: dict[str, Any] = {"plan": plan.to_json()}
@@ -52,6 +56,8 @@ def command(
             size = f"{package.size / 1024:.0f} KiB" if package.size is not None else "unknown"
             where = "cache" if package.cached else "index"
             hashed = f"{(package.sha256 or '?')[:8]} ({package.hash_from})"
+            if not package.file:
+                size, where, hashed = "-", "anymamba", "-"
             rows.append([package.name, package.installs, before, where, size, hashed])
         screen.table("", ["package", "would install", "replaces", "source", "size", "sha256"], rows)
         screen.say(f"Into {escape(plan.site_packages)}")

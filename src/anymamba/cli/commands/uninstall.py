@@ -18,7 +18,7 @@ def command(
         Path | None, typer.Option("--python", metavar="PATH", help="The environment's interpreter instead of this one.")
     ] = None,
 ) -> None:
-    """Remove the mamba_ssm and causal_conv1d that `anymamba install` brought, and restore what was there before."""
+    """Remove what `anymamba install` brought (packages, modules of --with), and restore what was there before."""
     from anymamba.upstream.transaction import uninstall
 
     screen = terminal()

@@ -17,7 +17,7 @@ from anymamba.upstream.patches._originals import TRITON_OPTIONAL, own_imports
 from anymamba.upstream.port.families import EXTENSIONS, KERNEL_FOLDERS
 from anymamba.upstream.port.names import Names, read_names
 
-__all__ = ["PORT_REVISION", "Port", "build_port", "port_version"]
+__all__ = ["PORT_REVISION", "Port", "build_port", "port_version", "write_extensions"]
 
 PORT_REVISION = 1
 """N of `2.2.2+anymamba.N`: raised when what this module makes of the same source changes for users."""
@@ -67,10 +67,15 @@ def build_port(source: Path, name: str, version: str, into: Path) -> Port:
     shutil.copytree(source / name, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     applied = apply(package, name, version)
     applied += _redirect_kernels(package, name, version)
+    applied += write_extensions(name, into)
+    return Port(into, tuple(applied))
+
+
+def write_extensions(name: str, into: Path) -> list[Applied]:
+    """Write the modules that stand for a distribution's compiled extensions."""
     for extension in EXTENSIONS[name]:
         (into / f"{extension}.py").write_text(_EXTENSION.format(name=extension), encoding="utf-8", newline="\n")
-        applied.append(Applied("extension-module", f"../{extension}.py", "written"))
-    return Port(into, tuple(applied))
+    return [Applied("extension-module", f"../{extension}.py", "written") for extension in EXTENSIONS[name]]
 
 
 def _redirect_kernels(package: Path, name: str, version: str) -> list[Applied]:

@@ -27,5 +27,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "triton.ssd_bmm": _SSD,
 }
 
-EXTENSIONS = {"mamba_ssm": ("selective_scan_cuda",), "causal_conv1d": ("causal_conv1d_cuda",)}
-"""The compiled extension modules of each package: top-level modules over `anymamba.extensions`."""
+EXTENSIONS = {
+    "mamba_ssm": ("selective_scan_cuda",),
+    "causal_conv1d": ("causal_conv1d_cuda",),
+    "selective_scan": tuple(f"selective_scan_cuda_{kind}" for kind in ("core", "ndrows", "ndstate", "nrow", "oflex")),
+    "anymamba_extensions": ("selective_scan_cuda",),
+}
+"""The compiled extension modules of each distribution: top-level modules over `anymamba.extensions`."""
