@@ -137,11 +137,16 @@ class EmulatedDriver:
 def emulated() -> Iterator[Runtime]:
     """Run backend "cuda" on the CPU. Compiled kernels are kept in the system's temporary folder: g++ takes a second each."""
     from anymamba import backends
+    from anymamba.ops import _prepared
 
     cache = DiskCache(Path(tempfile.gettempdir()) / "anymamba-emulated-kernels")
     backends._chosen.clear()
+    _prepared.forget()
+    _prepared.DEVICES.add("cpu")
     try:
         with use_runtime(Runtime(EmulatedCompiler(), EmulatedDriver(), cache)) as runtime:
             yield runtime
     finally:
+        _prepared.DEVICES.discard("cpu")
+        _prepared.forget()
         backends._chosen.clear()

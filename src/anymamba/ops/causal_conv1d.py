@@ -7,7 +7,7 @@ Names and arguments are those of the package causal_conv1d (1.4.0 to 1.7.0).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from anymamba.ops._library import (
     placeholder,
     traced,
 )
+from anymamba.ops._prepared import DEVICES, Prepared
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -143,7 +144,14 @@ def causal_conv1d_fn(
         Before any work, naming the argument.
     """
     tracing = traced(x)
+    differentiable = differentiated(x, weight, bias, initial_states)
     plain = seq_idx is None and initial_states is None and final_states_out is None and not tracing
+    call_key = None
+    if plain and not differentiable and not return_final_states and x.device.type in DEVICES:
+        call_key = _prepared_forward.key((x, weight, bias), activation)
+        prepared = _prepared_forward.find(call_key)
+        if prepared is not None:
+            return prepared(x, weight, bias)
     key = _metadata(x, weight, bias, activation) if plain else None
     if key is None or key not in _passed:
         _check_forward(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
@@ -153,10 +161,13 @@ def causal_conv1d_fn(
     arguments = (x, weight, bias, seq_idx, initial_states, silu, return_final_states)
     if tracing:
         out, final_states = torch.ops.anymamba.causal_conv1d(*arguments)
-    elif differentiated(x, weight, bias, initial_states):
+    elif differentiable:
         out, final_states = _CausalConv1d.apply(*arguments)
     else:
         out, final_states = _forward(*arguments)
+        if call_key is not None:
+            backend = choose(CAUSAL_CONV1D, _call(x, weight))
+            _prepared_forward.remember(call_key, backend, CAUSAL_CONV1D, (x, weight, bias, silu))
     if not return_final_states:
         return out
     if final_states_out is not None:
@@ -196,6 +207,12 @@ def causal_conv1d_update(
         Like x.
     """
     tracing = traced(x)
+    call_key = None
+    if not tracing and x.device.type in DEVICES:
+        call_key = _prepared_update.key((x, conv_state, weight, bias, cache_seqlens, conv_state_indices), activation)
+        prepared = _prepared_update.find(call_key)
+        if prepared is not None:
+            return cast(torch.Tensor, prepared(x, conv_state, weight, bias, cache_seqlens, conv_state_indices))
     key = None
     if not tracing and cache_seqlens is None and conv_state_indices is None:
         key = (_metadata(x, weight, bias, activation), conv_state.shape, conv_state.device)
@@ -212,6 +229,13 @@ def causal_conv1d_update(
             out: torch.Tensor = run(*arguments)
     else:
         out = run(*arguments)
+    if call_key is not None:
+        _prepared_update.remember(
+            call_key,
+            choose(CAUSAL_CONV1D_UPDATE, _call(x, weight)),
+            CAUSAL_CONV1D_UPDATE,
+            (x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices),
+        )
     return out if x.dim() == 3 else out.squeeze(-1)
 
 
@@ -247,6 +271,7 @@ def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state
 
 
 _passed = Passed()
+_prepared_forward, _prepared_update = Prepared(), Prepared()
 
 
 def _metadata(

@@ -11,7 +11,7 @@ Names and arguments are those of mamba_ssm (1.1 to 2.3). Without heads (Mamba-1)
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -19,12 +19,16 @@ from anymamba.backends import Operator, choose, use_backend
 from anymamba.errors import ShapeError
 from anymamba.ops._checks import FLOATING, check_device, check_dtype, check_shape
 from anymamba.ops._library import define, traced
+from anymamba.ops._prepared import DEVICES, Prepared
 
 __all__ = ["SELECTIVE_STATE_UPDATE", "selective_state_update", "selective_state_update_ref"]
 
 SELECTIVE_STATE_UPDATE = Operator(
     "selective_state_update", family="selective_state_update", functions=("selective_state_update",)
 )
+
+
+_prepared = Prepared()
 
 
 class SelectiveStateUpdateCall(NamedTuple):
@@ -105,6 +109,13 @@ def selective_state_update(
     ShapeError, DtypeError, DeviceError
         Before any work, naming the argument.
     """
+    arguments = (state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
+    tracing, key = traced(x), None
+    if not tracing and state.device.type in DEVICES:
+        key = _prepared.key((state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices), dt_softplus)
+        prepared = _prepared.find(key)
+        if prepared is not None:
+            return cast(torch.Tensor, prepared(*arguments))
     if state.dim() not in (3, 4):
         raise ShapeError(
             f"state has shape {tuple(state.shape)}, but must be (batch, dim, dstate) or (batch, nheads, dim, dstate)."
@@ -119,9 +130,12 @@ def selective_state_update(
         tensor.unsqueeze(0) if tensor is not None and tensor.dim() == 1 else tensor for tensor in (D, dt_bias)
     )
     _check(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
-    run = torch.ops.anymamba.selective_state_update if traced(x) else _update
+    run = torch.ops.anymamba.selective_state_update if tracing else _update
     with torch.no_grad():
         out: torch.Tensor = run(state, x, dt, A, B, C, D, z, dt_bias, bool(dt_softplus), state_batch_indices)
+    if key is not None:
+        call = SelectiveStateUpdateCall(x.device, x.dtype, state.dtype, state.shape[2], state.shape[3])
+        _prepared.remember(key, choose(SELECTIVE_STATE_UPDATE, call), SELECTIVE_STATE_UPDATE, arguments)
     return out if has_heads else out.squeeze(1)
 
 

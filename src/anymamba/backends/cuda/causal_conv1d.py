@@ -6,7 +6,7 @@ one whose fast access fits better gets the odd ones. The kernels' files say how 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "causal_conv1d_forward",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
+    "prepare",
     "refusal",
     "variants",
 ]
@@ -179,6 +180,60 @@ def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state
         )
         kernel.launch((-(-dim // 256), min(batch * state_len, 65535), 1), (256, 1, 1), 0, parameters)
     return states.transpose(1, 2)
+
+
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor] | None:
+    """Return a function that does calls like this one, or None; see `anymamba.ops._prepared`."""
+    if operator.name == "causal_conv1d":
+        return _prepare_forward(*arguments)
+    if operator.name == "causal_conv1d_update":
+        return _prepare_update(*arguments)
+    return None
+
+
+def _prepare_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool
+) -> Callable[..., torch.Tensor] | None:
+    if x.numel() == 0 or bias is not _bias(bias):
+        return None
+    stride = torch.empty_like(x).stride()
+    plan = _forward_plan(_key(x), _key(weight), _key(bias), None, None, stride, False, silu, x.get_device())
+
+    def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = torch.empty_like(x)
+        plan(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, 0, out.data_ptr(), 0)
+        return out
+
+    return call
+
+
+def _prepare_update(
+    x: torch.Tensor, conv_state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool,
+    cache_seqlens: torch.Tensor | None, conv_state_indices: torch.Tensor | None,
+) -> Callable[..., torch.Tensor] | None:  # fmt: skip
+    if x.numel() == 0 or bias is not _bias(bias):
+        return None
+    columns, out = x, torch.empty_like(x)
+    if x.dim() == 2:  # (batch, dim): the kernel sees one column, the caller gets two dimensions
+        columns, out = columns.unsqueeze(-1), out.unsqueeze(-1)
+    plan = _update_plan(
+        _key(columns), _key(conv_state), _key(weight), _key(bias), _key(cache_seqlens), _key(conv_state_indices),
+        out.stride(), silu, x.get_device(),
+    )  # fmt: skip
+
+    def call(
+        x: torch.Tensor, conv_state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        cache_seqlens: torch.Tensor | None, conv_state_indices: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        out = torch.empty_like(x)
+        plan(
+            x.data_ptr(), conv_state.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            0 if cache_seqlens is None else cache_seqlens.data_ptr(),
+            0 if conv_state_indices is None else conv_state_indices.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    return call
 
 
 def variants(every: bool = False) -> Iterator[Variant]:

@@ -5,7 +5,7 @@ The kernel's file says how it works and what bounds it. Here: which variant, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from anymamba.backends import Operator
 from anymamba.backends.cuda import device_refusal
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 
-__all__ = ["refusal", "selective_state_update", "variants"]
+__all__ = ["prepare", "refusal", "selective_state_update", "variants"]
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
@@ -67,6 +67,36 @@ def selective_state_update(
         0 if state_batch_indices is None else state_batch_indices.data_ptr(), out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor] | None:
+    """Return a function that does calls like this one, or None; see `anymamba.ops._prepared`. Arguments as the caller's."""
+    state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices = arguments
+    if x.numel() == 0 or any(t is not None and t.dtype not in NAMES for t in (dt, A, B, C, D, z, dt_bias)):
+        return None
+    out = torch.empty_like(x)
+    device = x.get_device()
+    if state.dim() == 3:  # without heads
+        state, A, out = state.unsqueeze(1), A.unsqueeze(0), out.unsqueeze(1)
+    x, dt, z, B, C = (t.unsqueeze(1) if t is not None and t.dim() == 2 else t for t in (x, dt, z, B, C))
+    D, dt_bias = (t.unsqueeze(0) if t is not None and t.dim() == 1 else t for t in (D, dt_bias))
+    keys = [None if t is None else _key(t) for t in (state, x, dt, A, B, C, D, z, dt_bias, indices)]
+    plan = _plan(*keys, out.stride(), bool(dt_softplus), device)  # type: ignore[arg-type, call-arg]  # mypy cannot count them
+
+    def call(
+        state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+        D: torch.Tensor | None, z: torch.Tensor | None, dt_bias: torch.Tensor | None, dt_softplus: bool,
+        indices: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        out = torch.empty_like(x)
+        plan(
+            state.data_ptr(), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
+            0 if D is None else D.data_ptr(), 0 if z is None else z.data_ptr(),
+            0 if dt_bias is None else dt_bias.data_ptr(), 0 if indices is None else indices.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    return call
 
 
 def variants(every: bool = False) -> Iterator[Variant]:
