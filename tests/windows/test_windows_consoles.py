@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,21 @@ import pytest
 
 from windows_helpers import Run
 
-COMMANDS = [["--help"], ["backends"], ["doctor"], ["explain", "LOG"]]
+# One process for all commands: under wine, most of a command's time is the import of torch.
+ALL = """
+import sys
+from anymamba.cli import main
+from anymamba.cli.terminal import terminal
+for words in (["--help"], ["backends"], ["doctor"], ["explain", sys.argv[1]]):
+    terminal.cache_clear()
+    sys.argv = ["anymamba", *words]
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    print(f"<{words[0]} ended with {code}>", flush=True)
+"""
 
 
 @pytest.fixture
@@ -22,18 +37,19 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("encoding", ["cp936", "utf-8", "cp1252", "ascii"])
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0].strip("-"))
-def test_every_command_can_be_read_in_the_consoles_code_page(
-    words: list[str], encoding: str, log: Path, python: Run
-) -> None:
-    arguments = [str(log) if word == "LOG" else word for word in words]
-    result = python(["-m", "anymamba", *arguments], {"PYTHONIOENCODING": encoding, "PYTHONUTF8": None})
-    assert result.returncode in (0, 1), result.stderr.decode(encoding, "replace")
+@pytest.mark.parametrize("encoding", ["cp936", "ascii"])
+def test_every_command_can_be_read_in_the_consoles_code_page(encoding: str, log: Path, python: Run) -> None:
+    result = python(["-c", ALL, str(log)], {"PYTHONIOENCODING": encoding, "PYTHONUTF8": None})
     text = result.stdout.decode(encoding)  # strict: a byte that the code page lacks is an error
-    assert text.strip()
-    assert b"Traceback" not in result.stderr
-    assert b"UnicodeEncodeError" not in result.stderr
+    said = text + result.stderr.decode(encoding, "replace")
+    assert result.returncode == 0, said
+    assert "Traceback" not in said
+    assert re.findall(r"<(\S+) ended with (\d)>", text) == [
+        ("--help", "0"),
+        ("backends", "0"),
+        ("doctor", "1") if "<doctor ended with 1>" in text else ("doctor", "0"),  # a finding is no failure
+        ("explain", "0"),
+    ]
 
 
 def test_a_log_in_code_page_936_is_understood(log: Path, python: Run) -> None:

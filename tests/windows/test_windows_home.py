@@ -26,7 +26,7 @@ def test_windows_sets_no_home() -> None:
     assert "HOME" not in os.environ
 
 
-@pytest.mark.parametrize("missing", [("HOME",), ("HOME", "USERPROFILE"), ("HOME", "LOCALAPPDATA", "APPDATA")], ids=str)
+@pytest.mark.parametrize("missing", [("HOME",), ("HOME", "USERPROFILE", "LOCALAPPDATA", "APPDATA")], ids=str)
 def test_operators_work_without_it_and_set_nothing(missing: tuple[str, ...], python: Run) -> None:
     result = python(["-c", SCRIPT], dict.fromkeys(missing))
     assert result.returncode == 0, result.stderr.decode(errors="replace")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from windows_helpers import Run
 
-MODULES = ("torch", "anymamba.ops", "anymamba.extensions.causal_conv1d_cuda", "anymamba.extensions.selective_scan_cuda")
+MODULES = ("torch", "anymamba.ops", "anymamba.extensions.selective_scan_cuda")
 COMPUTE = """
 import torch
 from anymamba.ops import selective_scan_fn
@@ -26,7 +24,7 @@ def test_any_of_them_may_be_first(first: str, python: Run) -> None:
     assert result.stdout.strip() == b"(1, 4, 8)"
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(("torch", "numba", "anymamba.ops"))), ids=" ".join)
+@pytest.mark.parametrize("order", [("torch", "numba"), ("numba", "torch")], ids=" ".join)
 def test_numba_and_torch_share_the_process_in_any_order(order: tuple[str, ...], python: Run) -> None:
     pytest.importorskip("numba")
     result = python(["-c", "\n".join(f"import {module}" for module in order) + COMPUTE], {"ANYMAMBA_BACKEND": "cpu"})
