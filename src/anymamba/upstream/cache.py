@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def cached_source(sha256: str, file: str) -> Path | None:
     if not path.is_file():
         return None
     if sha256_of(path) != sha256:
-        path.unlink()
+        with contextlib.suppress(OSError):  # Windows: another program has it open
+            path.unlink()
         return None
     return path
 

@@ -183,7 +183,11 @@ class Index:
             final = source_path(actual, found.file)
             with _cache_written():
                 final.parent.mkdir(parents=True, exist_ok=True)
-                part.replace(final)
+                try:
+                    part.replace(final)
+                except PermissionError:  # Windows: another install has just finished the same download and reads it
+                    if not (final.is_file() and sha256_of(final) == actual):
+                        raise
             return final
         finally:
             part.unlink(missing_ok=True)

@@ -123,7 +123,7 @@ class State:
         for name in names:
             present = self._environment.installed.get(name)
             ours = present is not None and present.kind == "port" and name in record
-            kept = self._aside if ours else self._folder / "original" / f"{name}-{stamp}"
+            kept = self._aside / str(stamp) if ours else self._folder / "original" / f"{name}-{stamp}"
             mine = self._moves(name, kept)
             moves += mine
             if not ours:
@@ -137,7 +137,9 @@ class State:
         """Remove the packages' ports and bring back what was there before; return the names of what came back."""
         record = self._read(self._record)
         returns = {name: [Move(**move) for move in record.get(name, [])] for name in names}
-        moves = [move for name in names for move in self._moves(name, self._aside)]
+        # a folder of its own: what an earlier change put aside may still be there, held by another program
+        aside = self._aside / str(time.time_ns())
+        moves = [move for name in names for move in self._moves(name, aside)]
         change = Change(names, moves, [move for group in returns.values() for move in group], record)
         with self._change(change):
             for move in change.returns:
@@ -221,13 +223,13 @@ class State:
         originals = self._folder / "original"
         for folder in originals.iterdir() if originals.is_dir() else ():
             if str(folder) not in used:
-                _remove(folder)
+                _discard(folder)
         with contextlib.suppress(OSError):
             originals.rmdir()
 
     def _tidy(self) -> None:
-        _remove(self._aside)
-        self._worker.unlink(missing_ok=True)
+        _discard(self._aside)
+        _discard(self._worker)
         if self._record.exists() and not self._read(self._record):
             self._record.unlink()
 
@@ -260,6 +262,18 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _discard(path: Path) -> None:
+    """Remove what nobody needs any more, as far as it can be: what another program holds open is left to the next change.
+
+    On Windows a virus scanner or a search index has new files open for a moment; that must not fail a finished change.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -92,10 +92,10 @@ class DiskCache:
         done = _retried(lambda: written.replace(target)) is not None
         if not done:  # Windows: another process has the same entry open. It is the same content: drop ours.
             _quietly(written.unlink)
-        self._shrink()
+        self._shrink(target)
         return done
 
-    def _shrink(self) -> None:
+    def _shrink(self, newest: Path) -> None:
         assert self.directory is not None
         entries: list[tuple[float, int, Path]] = []
         with contextlib.suppress(OSError):
@@ -110,7 +110,8 @@ class DiskCache:
         for _, size, path in sorted(entries):
             if total <= self.bound:
                 break
-            if _quietly(path.unlink):
+            # Where others cannot be removed (Windows: in use), the newest must not go in their place.
+            if path != newest and _quietly(path.unlink):
                 total -= size
 
 
