@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -42,7 +43,8 @@ def ours() -> dict[str, float]:
     key = backend._key
     plan = backend._update_plan(key(x), key(state), key(weight), key(bias), None, None, out.stride(), True, 0)
     pointers = (x.data_ptr(), state.data_ptr(), weight.data_ptr(), bias.data_ptr(), 0, 0, out.data_ptr())
-    kernel, parameters = plan.kernel, plan._parameters
+    plan(*pointers)
+    kernel, parameters = plan.kernel, bytes(plan._slots[get_ident()][0])
     row = x[..., 0]
     leaf, w = torch.randn(1, 64, 8, device="cuda", requires_grad=True), weight.clone().requires_grad_()
     return {

@@ -369,13 +369,13 @@ class _CausalConv1d(torch.autograd.Function):
         initial_states: torch.Tensor | None,
         silu: bool,
         return_final_states: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ctx.save_for_backward(x, weight, bias, seq_idx, initial_states)
         ctx.silu, ctx.return_final_states = silu, return_final_states
         ctx.set_materialize_grads(False)
         arguments = (x, weight, bias, seq_idx, initial_states, silu, return_final_states)
         if not traced(x):
-            return _forward_op(*arguments)
+            return _forward(*arguments)  # None for final states that nobody wants: no second output to differentiate
         with below_autograd():
             out, final_states = torch.ops.anymamba.causal_conv1d(*arguments)
         return out, final_states
@@ -466,6 +466,19 @@ def _forward_op(
     return out, placeholder(x) if final_states is None else final_states
 
 
+def _forward_autograd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    silu: bool,
+    return_final_states: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, final_states = _CausalConv1d.apply(x, weight, bias, seq_idx, initial_states, silu, return_final_states)
+    return out, placeholder(x) if final_states is None else final_states
+
+
 def _forward_fake(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -521,7 +534,7 @@ define(
     "bool return_final_states) -> (Tensor, Tensor)",
     _forward_op,
     _forward_fake,
-    autograd=_CausalConv1d.apply,
+    autograd=_forward_autograd,
 )
 define(
     "causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dout, Tensor? seq_idx, "

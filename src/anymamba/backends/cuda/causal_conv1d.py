@@ -118,7 +118,9 @@ def causal_conv1d_backward(
     if dout.dtype != x.dtype or dout.stride(1 if along_channels else 2) != 1:
         dout = torch.empty_like(x).copy_(dout)
     plan, count, add = _backward_plan(
-        _key(x), _key(weight), _key(bias32), _key(dout), _key(seq_idx), _key(initial), _key(dfinal),
+        _key(x), _key(weight), None if bias32 is None else _key(bias32), _key(dout),
+        None if seq_idx is None else _key(seq_idx), None if initial is None else _key(initial),
+        None if dfinal is None else _key(dfinal),
         dx.stride(), dx.data_ptr() % 16, dweight.stride(), _strides(dbias32), _strides(dinitial_x), silu, x.get_device(),
     )  # fmt: skip
     parts = torch.empty(count, dim, width + 1, dtype=torch.float32, device=x.device) if add else None
