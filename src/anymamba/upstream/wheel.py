@@ -49,8 +49,11 @@ def check_identity(source: Path, name: str, version: str) -> None:
         )
 
 
-def build_wheel(port: Port, source: Path, name: str, version: str, sha256: str, file: str, into: Path) -> Path:
-    """Write the wheel of a port and return its path.
+def build_wheel(
+    port: Port, source: Path, name: str, version: str, sha256: str, file: str, into: Path, *,
+    installs: str | None = None, tag: str = "py3-none-any", details: Mapping[str, object] | None = None,
+) -> Path:  # fmt: skip
+    """Write the wheel of a port, or of a native build, and return its path.
 
     Parameters
     ----------
@@ -63,20 +66,28 @@ def build_wheel(port: Port, source: Path, name: str, version: str, sha256: str, 
         Of the source archive, for the provenance.
     into : Path
         An existing folder.
+    installs : str, optional
+        The wheel's version; default: the port's.
+    tag : str
+        Python, ABI and platform that it is for.
+    details : mapping, optional
+        Of a native build, for the provenance.
     """
+    local = port_version(version) if installs is None else installs
     about = {
         f"licenses/{licence}": (source / licence).read_bytes()
         for licence in ("LICENSE", "AUTHORS")
         if (source / licence).is_file()
     }
-    about["METADATA"] = _metadata(source, port_version(version)).encode()
+    about["METADATA"] = _metadata(source, local).encode()
     origin = {"name": name, "version": version, "file": file, "sha256": sha256}
-    return pack(port, name, version, about, origin, into)
+    return pack(port, name, version, about, origin, into, installs=local, tag=tag, details=details)
 
 
 def pack(
-    port: Port, name: str, version: str, about: Mapping[str, bytes], origin: Mapping[str, str] | None, into: Path
-) -> Path:
+    port: Port, name: str, version: str, about: Mapping[str, bytes], origin: Mapping[str, str] | None, into: Path, *,
+    installs: str | None = None, tag: str = "py3-none-any", details: Mapping[str, object] | None = None,
+) -> Path:  # fmt: skip
     """Write a wheel of modules and return its path.
 
     Parameters
@@ -90,30 +101,34 @@ def pack(
         The source archive, for the provenance; None where there is none.
     into : Path
         An existing folder.
+    installs, tag, details
+        As in `build_wheel`.
     """
-    local = port_version(version)
+    local = port_version(version) if installs is None else installs
     info = f"{name}-{local}.dist-info"
     content: dict[str, bytes] = {
         path.relative_to(port.folder).as_posix(): path.read_bytes()
         for path in sorted(port.folder.rglob("*"))
         if path.is_file()
     }
-    tops = sorted({entry.partition("/")[0].removesuffix(".py") for entry in content})
+    tops = sorted({entry.partition("/")[0].partition(".")[0] for entry in content})
     content.update({f"{info}/{file}": data for file, data in about.items()})
     provenance = {
         "schema": PROVENANCE_SCHEMA,
         "source": origin,
         "port": {"version": local, "anymamba": __version__},
+        **({} if details is None else {"native": dict(details)}),
         "changes": [{"rule": done.rule, "file": done.file, "outcome": done.outcome} for done in port.applied],
     }
     content[f"{info}/{PROVENANCE}"] = (json.dumps(provenance, indent=1) + "\n").encode()
     content[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: anymamba {__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        f"Wheel-Version: 1.0\nGenerator: anymamba {__version__}\n"
+        f"Root-Is-Purelib: {str(tag.endswith('-any')).lower()}\nTag: {tag}\n"
     ).encode()
     content[f"{info}/top_level.txt"] = ("\n".join(tops) + "\n").encode()
     record = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items()]
     content[f"{info}/RECORD"] = ("\n".join([*record, f"{info}/RECORD,,"]) + "\n").encode()
-    wheel = into / f"{name}-{local}-py3-none-any.whl"
+    wheel = into / f"{name}-{local}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as zipped:
         for path, data in content.items():
             entry = zipfile.ZipInfo(path, _DATE)

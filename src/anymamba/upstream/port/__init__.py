@@ -6,18 +6,19 @@ module whose names come from `anymamba.ops` first (`runtime`, `families`).
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from anymamba.errors import PatchError
-from anymamba.upstream.patches import Applied, apply
+from anymamba.upstream.patches import Applied, apply, rules_for
 from anymamba.upstream.patches._originals import TRITON_OPTIONAL, own_imports
 from anymamba.upstream.port.families import EXTENSIONS, KERNEL_FOLDERS
 from anymamba.upstream.port.names import Names, read_names
 
-__all__ = ["PORT_REVISION", "Port", "build_port", "port_version", "write_extensions"]
+__all__ = ["PORT_REVISION", "Port", "build_native", "build_port", "port_version", "write_extensions"]
 
 PORT_REVISION = 1
 """N of `2.2.2+anymamba.N`: raised when what this module makes of the same source changes for users."""
@@ -76,6 +77,34 @@ def write_extensions(name: str, into: Path) -> list[Applied]:
     for extension in EXTENSIONS[name]:
         (into / f"{extension}.py").write_text(_EXTENSION.format(name=extension), encoding="utf-8", newline="\n")
     return [Applied("extension-module", f"../{extension}.py", "written") for extension in EXTENSIONS[name]]
+
+
+def build_native(source: Path, name: str, version: str, into: Path, applied: tuple[Applied, ...]) -> Port:
+    """Copy and repair the package for a wheel with upstream's own compiled extension in it.
+
+    Its functions stay upstream's. Where there is no Triton, kernel modules become redirects as in a port: upstream's package
+    could not be imported otherwise.
+
+    Parameters
+    ----------
+    source, name, version, into
+        As in `build_port`.
+    applied : tuple of Applied
+        What was done to the C++ and CUDA sources.
+
+    Raises
+    ------
+    PatchError
+    """
+    if not (source / name / "__init__.py").is_file():
+        raise PatchError(f"The sources of {name} {version} have no folder {name} with an __init__.py.")
+    package = into / name
+    shutil.copytree(source / name, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    repairs = [rule for rule in rules_for(name, version) if not rule.id.startswith("rebind-")]
+    done = apply(package, name, version, repairs)
+    if importlib.util.find_spec("triton") is None:
+        done += _redirect_kernels(package, name, version)
+    return Port(into, (*applied, *done))
 
 
 def _redirect_kernels(package: Path, name: str, version: str) -> list[Applied]:
