@@ -23,6 +23,7 @@ class _Shown:
         self._live = live
         self._task: TaskID | None = None
         self._first: tuple[float, int] | None = None
+        self._told = ""
 
     def step(self, text: str) -> None:
         """Finish the last step and begin this one."""
@@ -38,6 +39,14 @@ class _Shown:
         if self._task is not None:
             of = "" if total is None else f" of {total / 1024:.0f}"
             self._bars.update(self._task, amount=f"{done / 1024:.0f}{of} KiB{self._rate(done)}")
+
+    def tell(self, text: str) -> None:
+        """Show a word on how far the step is; where stderr is no terminal, once a change."""
+        if self._task is not None:
+            self._bars.update(self._task, amount=escape(text))
+        elif not self._live and text != self._told:
+            self._told = text
+            terminal().note(escape(text))
 
     def _rate(self, done: int) -> str:
         now = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from anymamba.upstream.progress import Progress, Silent
 from anymamba.upstream.state import State
 from anymamba.upstream.wheel import build_wheel, check_identity
 
-__all__ = ["Installation", "install", "prove", "uninstall"]
+__all__ = ["Installation", "install", "install_wheels", "prove", "uninstall"]
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,40 @@ def install(plan: Plan, progress: Progress | None = None, prove: Prove = prove) 
         tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as staging,
     ):
         wheels = _build(plan, Path(staging), progress)
-        progress.step("Installing " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-        with state.installing(list(versions)):
-            _pip_install(environment.python, wheels, state)
-            progress.step("Verifying in a fresh process")
-            report = prove(environment.python, versions)
+        return _put_in(environment, state, versions, wheels, progress, prove)
+
+
+def install_wheels(
+    python: Path, wheels: Mapping[str, Path], progress: Progress | None = None, prove: Prove = prove
+) -> Installation:
+    """Install wheels that were built already, as undoably and as proved as a plan's.
+
+    Parameters
+    ----------
+    python : Path
+    wheels : mapping
+        For each package, its wheel; each in a folder with no other wheel of that name and version.
+
+    Raises
+    ------
+    EnvironmentLockedError, NotWritableError, InstallError, VerificationFailedError
+        With the environment as it was.
+    """
+    environment = inspect_environment(python)
+    state = State(environment)
+    versions = {name: wheel.name.split("-")[1] for name, wheel in wheels.items()}
+    with _disk_errors(), state.locked():
+        return _put_in(environment, state, versions, list(wheels.values()), progress or Silent(), prove)
+
+
+def _put_in(
+    environment: Environment, state: State, versions: dict[str, str], wheels: Sequence[Path], progress: Progress, prove: Prove
+) -> Installation:  # fmt: skip
+    progress.step("Installing " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+    with state.installing(list(versions)):
+        _pip_install(environment.python, wheels, state)
+        progress.step("Verifying in a fresh process")
+        report = prove(environment.python, versions)
     return Installation(versions, report)
 
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from anymamba.cli.commands._native import Mode, native
 from anymamba.cli.progress import shown_progress
 from anymamba.cli.terminal import terminal
+from anymamba.errors import OptionError
 
 
 def command(
@@ -22,6 +24,9 @@ def command(
         list[str] | None,
         typer.Option("--with", metavar="NAME", help="vmamba: its scan modules; fork: what a fork of mamba_ssm needs."),
     ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="native: compile upstream's own kernels here (anymamba build), and install those.")
+    ] = Mode.PORT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use what the cache has; ask no index.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan, or the result, as JSON.")] = False,
@@ -34,6 +39,14 @@ def command(
     Fetches the source archives with your own pip settings, checks them, adapts them, installs them, and proves them in a
     fresh process. Whatever fails, the environment is left as it was. torch is never touched.
     """
+    if mode is Mode.NATIVE:
+        if extras or python:
+            raise OptionError(
+                "--mode native builds for the interpreter that runs it, and takes no --with.",
+                next_step="run anymamba with that interpreter: PYTHON -m anymamba install --mode native",
+            )
+        native(requirements or [], install=True, dry_run=dry_run, offline=offline, as_json=as_json)
+        return
     from anymamba.upstream.plan import make_plan
     from anymamba.upstream.transaction import install
 

@@ -25,11 +25,14 @@ def command(
         ),
     ] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="ID", help="Leave a rule out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Apply the patch rules to a folder of upstream's sources, for those who compile them on their own.
 
     Every edit that some compiler asks for; a second time changes nothing. `anymamba build` prefers compiler flags, and edits
     only what is left. All rules with their reasons: docs/native.md.
+
+    Example: anymamba patch causal_conv1d-1.4.0 --diff
     """
     from anymamba.upstream.native.rules import diff, select, work_out, write
     from anymamba.upstream.native.wishes import parse_rules
@@ -43,6 +46,9 @@ def command(
         screen.out.file.write(diff(changes, f"{name} {version}"))
         return
     write(folder, changes)
+    if as_json:
+        screen.json([vars(done) for done in applied])
+        return
     for cure in cures:
         screen.say(f"[bold]{escape(cure.rule.id)}[/]: {escape(cure.rule.reason)}")
         for done in applied:

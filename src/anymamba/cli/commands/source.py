@@ -30,11 +30,14 @@ def command(
         Path | None, typer.Option("--source", metavar="DIR|ARCHIVE", help="Take these sources, and compare them.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use what the cache has.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print folder and origin as JSON.")] = False,
 ) -> None:
     """Fetch the sources that a native build compiles, and check that they are upstream's.
 
     From the package index where its archive holds csrc/, else from the release's git tag, whose tree id is compared with the
     one that anymamba knows.
+
+    Example: anymamba source causal_conv1d==1.4.0 --mirror https://mirror.example/
     """
     from anymamba.upstream.native.sources import get_sources
     from anymamba.upstream.native.wishes import exact_release
@@ -53,4 +56,8 @@ def command(
             offline=offline,
             progress=progress,
         )
+    if as_json:
+        facts = {"folder": str(sources.folder), "origin": sources.origin, "proved": sources.proved}
+        terminal().json({**facts, "identity": dict(sources.identity)})
+        return
     terminal().say(f"{escape(str(sources.folder))}: {escape(sources.origin)}")

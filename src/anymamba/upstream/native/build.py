@@ -26,7 +26,7 @@ from anymamba.upstream.native.sources import Sources, get_sources
 from anymamba.upstream.patches import Applied
 from anymamba.upstream.progress import Progress, Silent
 
-__all__ = ["Built", "build"]
+__all__ = ["Built", "build", "check_given"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _compile(
             _note(log, f"a compiler was ended for lack of memory with {jobs} at once; going on with {jobs // 2}")
             jobs = jobs // 2
         else:
-            raise _failure(package, outcome, log)
+            raise _failure(plan, package, outcome, log)
 
 
 def _note(log: Path, text: str) -> None:
@@ -221,7 +221,7 @@ def _hang_error(package: PackageBuild, outcome: Outcome, log: Path) -> HangError
     return error
 
 
-def _failure(package: PackageBuild, outcome: Outcome, log: Path) -> BuildFailedError:
+def _failure(plan: NativePlan, package: PackageBuild, outcome: Outcome, log: Path) -> BuildFailedError:
     with log.open("rb") as file:
         explanation = explain(file)
     again = f"anymamba build {package.name}=={package.version} --resume"
@@ -236,7 +236,7 @@ def _failure(package: PackageBuild, outcome: Outcome, log: Path) -> BuildFailedE
             next_step=f"close other programs, or add swap; then {again} --jobs 1",
         )
     elif cause is not None:
-        fixes = [run or fix.text["en"] for run, fix in cause.fixes("windows" if "cl.exe" in log.name else "linux")]
+        fixes = [run or fix.text["en"] for run, fix in cause.fixes("windows" if plan.target.windows else "linux")]
         error = BuildFailedError(
             f"{what}: {cause.title('en')}",
             why=f"{cause.cause('en')} The log: {log}",
