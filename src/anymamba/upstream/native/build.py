@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import time
@@ -244,17 +245,21 @@ def _failure(plan: NativePlan, package: PackageBuild, outcome: Outcome, log: Pat
         )
     else:
         error = BuildFailedError(
-            f"{what}.", why=f"{_first_error(explanation)} The log: {log}", next_step=f'anymamba explain "{log}"'
+            f"{what}.", why=f"{_first_error(explanation, log)} The log: {log}", next_step=f'anymamba explain "{log}"'
         )
     error.log = log
     return error
 
 
-def _first_error(explanation: Explanation) -> str:
-    if not explanation.unexplained:
-        return "No known fault fits what the compilers said."
-    line, text = explanation.unexplained[0]
-    return f"No known fault fits; the first error, line {line}: {text}"
+def _first_error(explanation: Explanation, log: Path) -> str:
+    if explanation.unexplained:
+        line, text = explanation.unexplained[0]
+        return f"No known fault fits; the first error, line {line}: {text}"
+    # one line beside ninja's own words, which the engine takes for theirs
+    for number, text in enumerate(log.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not text.startswith(("command ", "anymamba")) and re.search(r"\berror\b", text, re.IGNORECASE):
+            return f"No known fault fits; the first error, line {number}: {text.strip()[:300]}"
+    return "No known fault fits what the compilers said."
 
 
 def check_given(plan: NativePlan, given: Path | None) -> None:

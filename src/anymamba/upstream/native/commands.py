@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anymamba.upstream.native.recipe import Recipe
 from anymamba.upstream.native.rules import Flags
-from anymamba.upstream.native.toolchain import Toolchain
+from anymamba.upstream.native.toolchain import Toolchain, cuda_includes, cuda_libraries
 from anymamba.upstream.native.torch_paths import TorchPaths
 
 __all__ = ["Step", "steps"]
@@ -66,7 +66,7 @@ def steps(
     if not windows:
         defines.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.new_abi)}")
     own = list(dict.fromkeys(str(source / Path(path).parent) for path in (*recipe.sources, *recipe.headers)))
-    foreign = [*torch.includes, torch.python_include, *_cuda_includes(chain, torch)]
+    foreign = [*torch.includes, torch.python_include, *cuda_includes(chain, torch.nvidia)]
     system = "-I" if windows else "-isystem"
     includes = [f"-I{folder}" for folder in own]
     includes += [f"-I{folder}" for folder in foreign] if windows else [w for f in foreign for w in (system, f)]
@@ -110,7 +110,7 @@ def steps(
 def _link(module: str, objects: tuple[str, ...], chain: Toolchain, torch: TorchPaths) -> Step:
     output = f"{module}{torch.extension_suffix}"
     libraries = ["c10", "torch", "torch_cpu", "torch_python", "cudart", "c10_cuda", "torch_cuda"]
-    folders = [str(Path(torch.folder, "lib")), *_cuda_libraries(chain)]
+    folders = [str(Path(torch.folder, "lib")), *cuda_libraries(chain)]
     if chain.system == "Windows":
         command = [chain.linker, "/nologo", "/DLL", f"/OUT:{output}", f"/EXPORT:PyInit_{module}", *objects]
         command += [f"/LIBPATH:{folder}" for folder in (*folders, torch.python_library)]
@@ -121,17 +121,3 @@ def _link(module: str, objects: tuple[str, ...], chain: Toolchain, torch: TorchP
         command = [chain.linker, "-shared", "-o", output, *objects]
         command += [f"-L{folder}" for folder in folders] + [f"-l{library}" for library in libraries]
     return Step(output, objects, tuple(command))
-
-
-def _cuda_includes(chain: Toolchain, torch: TorchPaths) -> list[str]:
-    root = Path(chain.cuda_root)
-    candidates = [root / "include", root / "targets" / "x86_64-linux" / "include", root / "Library" / "include"]
-    # what a toolkit of nvcc alone lacks; after its own, so that headers of one release stay together
-    return [str(folder) for folder in candidates if folder.is_dir()] + list(torch.nvidia)
-
-
-def _cuda_libraries(chain: Toolchain) -> list[str]:
-    root = Path(chain.cuda_root)
-    candidates = [root / "lib64", root / "lib" / "x64", root / "lib", root / "targets" / "x86_64-linux" / "lib"]
-    candidates.append(root / "Library" / "lib")
-    return [str(folder) for folder in candidates if folder.is_dir()]

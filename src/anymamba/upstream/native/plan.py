@@ -20,7 +20,7 @@ from anymamba.machine.folders import cache_folder
 from anymamba.upstream.native.rules import Cure, Target, select
 from anymamba.upstream.native.rules.msvc_guard import first_refused
 from anymamba.upstream.native.tags import nearest, sdist_has_sources, tag_name
-from anymamba.upstream.native.toolchain import Problem, Toolchain, choose_toolchain
+from anymamba.upstream.native.toolchain import Problem, Toolchain, choose_toolchain, missing_headers
 from anymamba.upstream.native.torch_paths import TorchPaths
 from anymamba.upstream.native.wishes import parse_architectures
 
@@ -173,6 +173,8 @@ def make_native_plan(
     chain, problems = toolchain or choose_toolchain(machine, environ=environ)
     architectures, trouble = _architectures(arch, machine, chain.cuda)
     problems = [*problems, *trouble]
+    if toolchain is None:
+        problems += missing_headers(chain, torch.nvidia if torch else ())
     target = Target(
         system=chain.system,
         cuda=chain.cuda,

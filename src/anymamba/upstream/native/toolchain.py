@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from anymamba.machine._programs import Ask, ask
 from anymamba.machine.compilers import Nvcc, VisualStudio
 from anymamba.upstream.native.rules.msvc_guard import first_refused
 
-__all__ = ["Problem", "Toolchain", "choose_toolchain"]
+__all__ = ["Problem", "Toolchain", "choose_toolchain", "cuda_includes", "cuda_libraries", "missing_headers"]
 
 
 @dataclass(frozen=True)
@@ -230,3 +230,52 @@ def _from_studio(
         environment,
         problems,
     )
+
+
+def cuda_includes(chain: Toolchain, nvidia: Sequence[str]) -> list[str]:
+    """Return the folders of CUDA's headers: the toolkit's own, then those of NVIDIA's packages for what it lacks."""
+    root = Path(chain.cuda_root)
+    candidates = [root / "include", root / "targets" / "x86_64-linux" / "include", root / "Library" / "include"]
+    return [str(folder) for folder in candidates if folder.is_dir()] + list(nvidia)
+
+
+def cuda_libraries(chain: Toolchain) -> list[str]:
+    """Return the toolkit's library folders."""
+    root = Path(chain.cuda_root)
+    candidates = [root / "lib64", root / "lib" / "x64", root / "lib", root / "targets" / "x86_64-linux" / "lib"]
+    candidates.append(root / "Library" / "lib")
+    return [str(folder) for folder in candidates if folder.is_dir()]
+
+
+# What torch's CUDA headers include, and the package of NVIDIA's that has it.
+_HEADERS = {
+    "cuda_runtime.h": "nvidia-cuda-runtime", "cublas_v2.h": "nvidia-cublas", "cusparse.h": "nvidia-cusparse",
+    "cusolverDn.h": "nvidia-cusolver",
+}  # fmt: skip
+
+
+def missing_headers(chain: Toolchain, nvidia: Sequence[str]) -> list[Problem]:
+    """Name headers and libraries of CUDA that a bare compiler lacks."""
+    if not chain.nvcc:
+        return []
+    folders = [Path(folder) for folder in cuda_includes(chain, nvidia)]
+    problems = []
+    missing = [header for header in _HEADERS if not any((folder / header).is_file() for folder in folders)]
+    if missing:
+        suffix = f"-cu{chain.cuda[0]}" if chain.cuda < (13, 0) else ""
+        packages = " ".join(_HEADERS[header] + suffix for header in missing)
+        problems.append(
+            Problem(
+                "CUDA headers", f"no {', '.join(missing)} in {chain.cuda_root}", "torch's headers include them",
+                f"python -m pip install {packages}", fatal=True,
+            )
+        )  # fmt: skip
+    library = "cudart.lib" if chain.system == "Windows" else "libcudart.so"
+    if not any((Path(folder) / library).exists() for folder in cuda_libraries(chain)):
+        problems.append(
+            Problem(
+                "CUDA runtime library", f"no {library} in {chain.cuda_root}", "the extension is linked with it",
+                "install the whole CUDA toolkit (conda: cuda-toolkit), not its compiler alone", fatal=True,
+            )
+        )  # fmt: skip
+    return problems
