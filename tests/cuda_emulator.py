@@ -66,7 +66,7 @@ class EmulatedCompiler:
             defines = [option for option in options if option.startswith("-D")]
             library = here / "kernel.so"
             subprocess.run(
-                [COMPILER, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", *defines,
+                [COMPILER, "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", *defines,
                  "-o", str(library), str(main)],
                 check=True,
             )  # fmt: skip
