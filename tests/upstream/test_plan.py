@@ -9,12 +9,21 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from unearth import Link
 
-from anymamba.errors import MachineError, NoSuchReleaseError, NotWritableError, OfflineError, OptionError
+from anymamba.errors import (
+    AnymambaError,
+    InstallError,
+    MachineError,
+    NoSuchReleaseError,
+    NotWritableError,
+    OfflineError,
+    OptionError,
+)
 from anymamba.upstream import plan as planning
 from anymamba.upstream.cache import source_path
 from anymamba.upstream.environment import Environment, Installed
-from anymamba.upstream.index import Index
+from anymamba.upstream.index import Found, Index
 from anymamba.upstream.pip_settings import PipSettings
 from anymamba.upstream.plan import Plan, make_plan, parse_requirements
 from small_upstream import write_sdist
@@ -29,6 +38,7 @@ def _environment(**changes: object) -> Environment:
         "purelib": "/site",
         "platlib": "/site",
         "externally_managed": False,
+        "conda": False,
         "has_pip": True,
         "torch": "2.5.1",
         "anymamba": "/site/anymamba/__init__.py",
@@ -82,6 +92,23 @@ def test_a_range_takes_the_newest_that_fits(environment: Callable[..., None], in
     assert [(p.version, p.hash_from) for p in plan.packages] == [("99.0", "nobody"), ("98.0", "nobody")]
 
 
+def test_latest_is_the_newest_of_both(environment: Callable[..., None], index: Index) -> None:
+    plan = make_plan([], HERE, index=index, latest=True)
+    assert [(p.name, p.version) for p in plan.packages] == [("causal_conv1d", "99.0"), ("mamba_ssm", "99.0")]
+
+
+def test_a_range_without_a_partner_brings_the_one_that_fits_what_was_chosen(environment: Callable[..., None]) -> None:
+    class Offers:
+        def find(self, name: str) -> list[Found]:
+            assert name == "mamba_ssm"
+            versions = ("2.2.4", "2.2.5", "2.3.0")
+            return [Found(name, v, f"{name}-{v}.tar.gz", None, None, Link("file:///x")) for v in versions]
+
+    for range_, versions in ((">=2,<2.2.5", ("1.4.0", "2.2.4")), ("~=2.2", ("1.6.1", "2.3.0"))):
+        plan = make_plan([f"mamba_ssm{range_}"], HERE, index=Offers())  # type: ignore[arg-type]
+        assert tuple(package.version for package in plan.packages) == versions
+
+
 def test_a_version_that_nobody_has_is_named(environment: Callable[..., None], index: Index) -> None:
     with pytest.raises(NoSuchReleaseError, match=r"mamba_ssm==97\.0") as caught:
         make_plan(["mamba_ssm==97.0"], HERE, index=index)
@@ -128,11 +155,17 @@ def test_requirements_of_one_package_add_up() -> None:
         ({"torch": None}, MachineError, "-m pip install torch"),
         ({"has_pip": False}, MachineError, "-m ensurepip"),
         ({"externally_managed": True}, NotWritableError, "-m venv"),
+        ({"externally_managed": True, "conda": True}, NotWritableError, "conda create"),
         ({"anymamba": None}, MachineError, "-m pip install anymamba"),
+        (
+            {"installed": {"mamba_ssm": Installed("2.2.2", "package", "/u", hides=True)}},
+            InstallError,
+            "-m pip uninstall",
+        ),
     ],
 )
 def test_an_environment_that_cannot_take_a_port_is_told_the_next_command(
-    environment: Callable[..., None], change: dict[str, object], error: type[MachineError], next_step: str
+    environment: Callable[..., None], change: dict[str, object], error: type[AnymambaError], next_step: str
 ) -> None:
     environment(**change)
     with pytest.raises(error) as caught:

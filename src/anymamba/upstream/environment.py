@@ -24,11 +24,16 @@ class Installed:
     ----------
     kind : str
         "port" (ours), "editable", or "package".
+    location : str
+        The folder that holds its metadata.
+    hides : bool
+        That folder is searched before site-packages (a user folder, PYTHONPATH): this is imported, whatever lies there.
     """
 
     version: str
     kind: str
     location: str
+    hides: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Environment:
     purelib: str
     platlib: str
     externally_managed: bool
+    conda: bool
     has_pip: bool
     torch: str | None
     anymamba: str | None
@@ -63,13 +69,19 @@ def installed(name):
     editable = bool(url.get("dir_info", {}).get("editable")) or any("__editable__" in f for f in files)
     port = dist.read_text("anymamba-provenance.json") is not None
     kind = "port" if port else "editable" if editable else "package"
-    return {"version": dist.version, "kind": kind, "location": str(dist.locate_file(""))}
+    location = os.path.normcase(os.path.realpath(dist.locate_file("")))
+    before = places.index(site) if site in places else len(places)
+    hides = location in places[:before]
+    return {"version": dist.version, "kind": kind, "location": str(dist.locate_file("")), "hides": hides}
 paths = sysconfig.get_paths()
+places = [os.path.normcase(os.path.realpath(place)) for place in sys.path]
+site = os.path.normcase(os.path.realpath(paths["purelib"]))
 managed = sys.prefix == sys.base_prefix and os.path.exists(os.path.join(paths["stdlib"], "EXTERNALLY-MANAGED"))
 spec = util.find_spec("anymamba")
 print("anymamba-probe:" + json.dumps({
     "python": sys.executable, "prefix": sys.prefix, "purelib": paths["purelib"], "platlib": paths["platlib"],
-    "externally_managed": managed, "has_pip": util.find_spec("pip") is not None, "torch": version("torch"),
+    "externally_managed": managed, "conda": os.path.isdir(os.path.join(sys.prefix, "conda-meta")),
+    "has_pip": util.find_spec("pip") is not None, "torch": version("torch"),
     "anymamba": spec and spec.origin, "installed": {n: installed(n) for n in sys.argv[1:]},
 }))
 """

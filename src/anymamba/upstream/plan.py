@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from anymamba import __version__
-from anymamba.errors import MachineError, NoSuchReleaseError, NotWritableError, OfflineError, OptionError
+from anymamba.errors import InstallError, MachineError, NoSuchReleaseError, NotWritableError, OfflineError, OptionError
 from anymamba.upstream.cache import cached_source, cached_versions, sha256_of
 from anymamba.upstream.environment import Environment, Installed, inspect_environment
 from anymamba.upstream.extras import EXTRAS, Extra, find_extra
@@ -97,8 +97,10 @@ class Plan:
         return Plan(**data, packages=packages)
 
 
-def parse_requirements(texts: Iterable[str]) -> dict[str, SpecifierSet]:
-    """Turn what the user named into a version specifier for each package; nothing named: the default pair.
+def parse_requirements(texts: Iterable[str], latest: bool = False) -> dict[str, SpecifierSet]:
+    """Turn what the user named into a version specifier for each package.
+
+    Nothing named is the default pair, or with `latest` any pair. A specifier takes the newest release that it allows.
 
     Raises
     ------
@@ -120,7 +122,9 @@ def parse_requirements(texts: Iterable[str]) -> dict[str, SpecifierSet]:
                 next_step="anymamba install mamba_ssm==2.2.2 causal_conv1d==1.4.0",
             )
         wanted[name] = wanted.get(name, SpecifierSet()) & requirement.specifier
-    return wanted or {name: SpecifierSet(f"=={version}") for name, version in DEFAULTS.items()}
+    if wanted:
+        return wanted
+    return {name: SpecifierSet("" if latest else f"=={version}") for name, version in DEFAULTS.items()}
 
 
 def make_plan(
@@ -129,6 +133,7 @@ def make_plan(
     offline: bool = False,
     index: Index | None = None,
     extras: Sequence[str] = (),
+    latest: bool = False,
 ) -> Plan:
     """Work out what an install would do. Reads the network only for what neither lock file nor cache knows.
 
@@ -144,12 +149,14 @@ def make_plan(
         Default: what that interpreter's pip is configured with.
     extras : sequence of str
         Keys of `EXTRAS`. With them and no requirements, packages that are there stay as they are.
+    latest : bool
+        Where nothing is named: the newest of both packages instead of the default pair.
 
     Raises
     ------
     OptionError, MachineError, NotWritableError, NoSuchReleaseError, OfflineError, IndexUnreachableError
     """
-    wanted = parse_requirements(requirements)
+    wanted = parse_requirements(requirements, latest)
     chosen = [find_extra(word) for word in dict.fromkeys(extras)]
     environment = inspect_environment(python)
     check_environment(environment)
@@ -223,13 +230,14 @@ def check_environment(environment: Environment) -> None:
 
     Raises
     ------
-    MachineError, NotWritableError
+    MachineError, NotWritableError, InstallError
     """
     python = f'"{environment.python}"'
     if environment.externally_managed:
+        owner = "conda: it is the base environment" if environment.conda else "the operating system's package manager"
+        make = "conda create -n mamba python pip" if environment.conda else f"{python} -m venv .venv"
         raise NotWritableError(
-            f"{environment.python} belongs to the operating system's package manager.",
-            next_step=f"{python} -m venv .venv, then install torch and anymamba there",
+            f"{environment.python} belongs to {owner}.", next_step=f"{make}, then install torch and anymamba there"
         )
     if not environment.has_pip:
         raise MachineError(f"{environment.python} has no pip.", next_step=f"{python} -m ensurepip")
@@ -245,6 +253,13 @@ def check_environment(environment: Environment) -> None:
             f"anymamba is not installed for {environment.python}: the ports call it.",
             next_step=f"{python} -m pip install anymamba",
         )
+    for name, there in environment.installed.items():
+        if there.hides:
+            raise InstallError(
+                f"{name} {there.version} in {there.location} would hide whatever is installed in {environment.purelib}.",
+                why="That folder is searched first: a --user installation, or PYTHONPATH.",
+                next_step=f"{python} -m pip uninstall {name} (or take the folder out of PYTHONPATH)",
+            )
 
 
 class _Resolver:

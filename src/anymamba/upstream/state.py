@@ -230,6 +230,8 @@ class State:
     def _tidy(self) -> None:
         _discard(self._aside)
         _discard(self._worker)
+        for unfinished in self._folder.glob("*.new"):  # of a writer that was killed
+            _discard(unfinished)
         if self._record.exists() and not self._read(self._record):
             self._record.unlink()
 

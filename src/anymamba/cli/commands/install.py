@@ -28,6 +28,7 @@ def command(
         Mode, typer.Option(help="native: compile upstream's own kernels here (anymamba build), and install those.")
     ] = Mode.PORT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="The newest of both packages, where none is named.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use what the cache has; ask no index.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan, or the result, as JSON.")] = False,
     python: Annotated[
@@ -53,7 +54,9 @@ def command(
     screen = terminal()
     with shown_progress() as progress:
         progress.step("Planning")
-        plan = make_plan(requirements or [], python or Path(sys.executable), offline=offline, extras=extras or [])
+        plan = make_plan(
+            requirements or [], python or Path(sys.executable), offline=offline, extras=extras or [], latest=latest
+        )
         installation = None if dry_run else install(plan, progress)
     if as_json:
         result: dict[str, Any] = {"plan": plan.to_json()}
