@@ -38,7 +38,6 @@ def _environment(**changes: object) -> Environment:
         "purelib": "/site",
         "platlib": "/site",
         "externally_managed": False,
-        "conda": False,
         "has_pip": True,
         "torch": "2.5.1",
         "anymamba": "/site/anymamba/__init__.py",

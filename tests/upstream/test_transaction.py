@@ -28,7 +28,7 @@ from anymamba.errors import (
     PatchError,
     VerificationFailedError,
 )
-from anymamba.upstream import transaction
+from anymamba.upstream import making, transaction
 from anymamba.upstream.environment import WHEN_TOLD, inspect_environment
 from anymamba.upstream.footprint import footprint
 from anymamba.upstream.index import Index
@@ -150,13 +150,13 @@ def test_whatever_ends_an_install_early_leaves_the_environment_as_it_was(
 def test_pip_failing_leaves_the_environment_as_it_was(
     python: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_wheel(package: object, archive: Path, folder: Path) -> Path:
+    def no_wheel(name: str, version: str, sha256: str | None, archive: Path, folder: Path) -> Path:
         folder.mkdir(parents=True)
         wheel = folder / "mamba_ssm-99.0-py3-none-any.whl"
         wheel.write_bytes(b"no zip")
         return wheel
 
-    monkeypatch.setattr(transaction, "_wheel", no_wheel)
+    monkeypatch.setattr(making, "make_wheel", no_wheel)
     _foreign_package(python)
     before = _content(python)
     with pytest.raises(InstallError, match="pip could not install"):
@@ -170,7 +170,7 @@ def test_a_patch_that_does_not_fit_is_found_before_anything_is_touched(
     def moved(*_: object) -> None:
         raise PatchError("moved")
 
-    monkeypatch.setattr(transaction, "build_port", moved)
+    monkeypatch.setattr(making, "build_port", moved)
     before = _content(python)
     with pytest.raises(PatchError):
         install(plan, prove=_holds)
@@ -230,8 +230,9 @@ def test_a_kill_at_any_step_is_healed_by_the_next_command(
     _foreign_package(python)
     before = _content(python)
     rename, write, undo = State._rename, State._write, State._undo
-    wheels = [transaction._wheel(p, _archive(p), python.parent / "wheels" / p.name) for p in plan.packages]
-    monkeypatch.setattr(transaction, "_build", lambda *_: wheels)
+    folder = python.parent / "wheels"
+    wheels = [making.make_wheel(p.name, p.version, p.sha256, _archive(p), folder / p.name) for p in plan.packages]
+    monkeypatch.setattr(transaction, "make_wheels", lambda *_: wheels)
     point = steps = 0
 
     def dying(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,7 +278,7 @@ _VICTIM = """
 import os, sys
 from pathlib import Path
 from anymamba.upstream.plan import Plan
-from anymamba.upstream import transaction
+from anymamba.upstream import making, transaction
 
 def prove(python, versions):
     os._exit(9)
@@ -286,13 +287,29 @@ transaction.install(Plan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")
 """
 
 
-def test_a_killed_process_is_healed_by_the_next_install(python: Path, plan: Plan, tmp_path: Path) -> None:
+_QUICK_PIP = """
+import zipfile
+
+def unpack(python, wheels, state):
+    site = Path(Plan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")).site_packages)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as zipped:
+            zipped.extractall(site)
+
+transaction._pip_install = unpack
+transaction.install("""
+
+
+def test_a_killed_process_is_healed_by_the_next_install(
+    python: Path, plan: Plan, tmp_path: Path, quick_pip: None
+) -> None:
     _foreign_package(python)
     before = _content(python)
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps(plan.to_json()), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(Path(anymamba.__file__).parents[1])}
-    died = subprocess.run([sys.executable, "-c", _VICTIM, str(saved)], env=environment, check=False)
+    victim = _VICTIM.replace("transaction.install(", _QUICK_PIP)
+    died = subprocess.run([sys.executable, "-c", victim, str(saved)], env=environment, check=False)
     assert died.returncode == 9
     assert "built" not in _content(python)["mamba_ssm/__init__.py"].decode()
     install(plan, prove=_holds)

@@ -20,7 +20,7 @@ from typing import IO
 
 from anymamba.errors import UnsafeArchiveError
 
-__all__ = ["LIMITS", "Limits", "unpack"]
+__all__ = ["LIMITS", "Limits", "list_zip", "unpack"]
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,31 @@ def unpack(archive: Path, into: Path, limits: Limits = LIMITS) -> Path:
     UnsafeArchiveError
         Before anything is written.
     """
-    try:
+    with _damage_named(archive):
         if archive.name.endswith(".zip"):
             return _unpack_zip(archive, into, limits)
         return _unpack_tar(archive, into, limits)
+
+
+def list_zip(archive: Path, limits: Limits = LIMITS) -> list[str]:
+    """Return the names of a zip's files (a wheel's, say) after looking at each as `unpack` does.
+
+    Raises
+    ------
+    UnsafeArchiveError
+    """
+    with _damage_named(archive), zipfile.ZipFile(archive) as zipped:
+        infos = zipped.infolist()
+        _check(archive, (_zip_member(archive, info) for info in infos), limits, one_folder=False)
+        return [info.filename for info in infos if not info.is_dir()]
+
+
+@contextmanager
+def _damage_named(archive: Path) -> Iterator[None]:
+    try:
+        yield
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, UnicodeError, ValueError) as error:
-        raise UnsafeArchiveError(f"{archive.name} is not a readable source archive.", why=str(error)) from error
+        raise UnsafeArchiveError(f"{archive.name} is not a readable archive.", why=str(error)) from error
     except OSError as error:
         if error.errno is None:  # zlib and gzip raise OSError for damaged data
             raise UnsafeArchiveError(f"{archive.name} is damaged.", why=str(error)) from error
@@ -112,7 +131,7 @@ def _zip_member(archive: Path, info: zipfile.ZipInfo) -> _Member:
     return _Member(info.filename, info.file_size, folder=info.is_dir())
 
 
-def _check(archive: Path, members: Iterator[_Member], limits: Limits) -> str:
+def _check(archive: Path, members: Iterator[_Member], limits: Limits, one_folder: bool = True) -> str:
     tops: set[str] = set()
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
@@ -125,7 +144,7 @@ def _check(archive: Path, members: Iterator[_Member], limits: Limits) -> str:
             raise UnsafeArchiveError(f"{archive.name} unpacks to more than {limits.total_bytes} bytes.")
         parts = _parts(archive, member.name, limits)
         tops.add(parts[0])
-        if len(parts) == 1 and not member.folder:
+        if one_folder and len(parts) == 1 and not member.folder:
             raise _unsafe(archive, member.name, "it lies outside the archive's own folder")
         # Windows and macOS hold one file for names that differ in case only: the second would silently win
         path = "/".join(parts).casefold()
@@ -139,9 +158,9 @@ def _check(archive: Path, members: Iterator[_Member], limits: Limits) -> str:
             files[path] = member.name
     if collisions := sorted(files.keys() & folders.keys()):
         raise _unsafe(archive, files[collisions[0]], "a folder has the same name")
-    if len(tops) != 1:
+    if one_folder and len(tops) != 1:
         raise UnsafeArchiveError(f"{archive.name} has {len(tops)} top folders, but a source archive has one.")
-    return tops.pop()
+    return tops.pop() if tops else ""
 
 
 def _parts(archive: Path, name: str, limits: Limits) -> list[str]:

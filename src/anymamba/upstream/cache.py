@@ -8,11 +8,57 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
+from anymamba.errors import NotWritableError
 from anymamba.machine.folders import cache_folder
 
-__all__ = ["cached_source", "cached_versions", "sha256_of", "source_path"]
+__all__ = ["Part", "cache_contents", "cached_source", "cached_versions", "clear_cache", "sha256_of", "source_path"]
+
+PARTS = ("sources", "git", "cuda", "numba", "tuned")
+"""Everything the product keeps. Nothing else is counted or deleted: a user may let ANYMAMBA_CACHE_DIR be any folder."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folder of the cache."""
+
+    name: str
+    files: int
+    size: int
+
+
+def cache_contents() -> list[Part]:
+    """Return what the cache holds: sources, kernels, measurements, each with its number of files and bytes."""
+    folder = cache_folder()
+    parts = []
+    for name in PARTS:
+        files = [path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink()]
+        if files:
+            parts.append(Part(name, len(files), sum(path.stat().st_size for path in files)))
+    return parts
+
+
+def clear_cache() -> None:
+    """Delete what the cache holds; the folder stays.
+
+    Raises
+    ------
+    NotWritableError
+        Something is in use, or belongs to another account; the rest is gone.
+    """
+    folder, left = cache_folder(), []
+    for name in PARTS:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name, onerror=lambda _function, path, _error: left.append(str(path)))
+    if left:
+        raise NotWritableError(
+            f"{len(left)} entries of the cache cannot be deleted, such as {left[0]}.",
+            why="A running program may use them, or another account own them.",
+            next_step="end programs that use anymamba, then: anymamba cache clear",
+        )
 
 
 def source_path(sha256: str, file: str) -> Path:

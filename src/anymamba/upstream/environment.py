@@ -45,11 +45,11 @@ class Environment:
     purelib: str
     platlib: str
     externally_managed: bool
-    conda: bool
     has_pip: bool
     torch: str | None
     anymamba: str | None
     installed: dict[str, Installed]
+    conda: bool = False
 
 
 _PROBE = """

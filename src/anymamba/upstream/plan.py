@@ -24,7 +24,7 @@ from anymamba.upstream.pip_settings import read_pip_settings
 from anymamba.upstream.port import port_version
 from anymamba.upstream.releases import DEFAULTS, PACKAGES, known, known_versions, package_name, partner
 
-__all__ = ["PackagePlan", "Plan", "exact_version", "make_plan", "parse_requirements"]
+__all__ = ["PackagePlan", "Plan", "check_environment", "exact_version", "make_plan", "parse_requirements"]
 
 SCHEMA = 1
 
@@ -40,7 +40,7 @@ class PackagePlan:
     sha256 : str or None
         What the archive must be; None when nobody states it (then the archive is taken as it comes).
     hash_from : str
-        "lock" (shipped with this product), "index", "cache" or "nobody".
+        "lock" (shipped with this product), "index", "cache", "bundle" or "nobody".
     size : int or None
         Bytes of the archive; None when only the index knows.
     cached : bool
@@ -63,7 +63,13 @@ class PackagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """An install, before anything is done."""
+    """An install, before anything is done.
+
+    Attributes
+    ----------
+    bundle : str or None
+        The folder that the wheels are taken from as they are, instead of being made from source archives.
+    """
 
     product: str
     python: str
@@ -71,6 +77,7 @@ class Plan:
     torch: str
     offline: bool
     packages: list[PackagePlan]
+    bundle: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, with its schema's number."""

@@ -13,18 +13,12 @@ from typing import Any
 
 from anymamba.errors import InstallError, NotWritableError, VerificationFailedError
 from anymamba.upstream import proof
-from anymamba.upstream.archive import unpack
-from anymamba.upstream.cache import cached_source
 from anymamba.upstream.environment import WHEN_TOLD, Environment, inspect_environment, run_in
-from anymamba.upstream.extras import build_extra
-from anymamba.upstream.index import Index
-from anymamba.upstream.pip_settings import read_pip_settings
-from anymamba.upstream.plan import PackagePlan, Plan
-from anymamba.upstream.port import build_port
+from anymamba.upstream.making import make_wheels
+from anymamba.upstream.plan import Plan
 from anymamba.upstream.port.families import EXTENSIONS
 from anymamba.upstream.progress import Progress, Silent
 from anymamba.upstream.state import State
-from anymamba.upstream.wheel import build_wheel, check_identity
 
 __all__ = ["Installation", "install", "install_wheels", "prove", "uninstall"]
 
@@ -80,7 +74,7 @@ def install(plan: Plan, progress: Progress | None = None, prove: Prove = prove) 
         state.locked(),
         tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as staging,
     ):
-        wheels = _build(plan, Path(staging), progress)
+        wheels = make_wheels(plan, Path(staging), progress)
         return _put_in(environment, state, versions, wheels, progress, prove)
 
 
@@ -174,52 +168,6 @@ def _ours(environment: Environment, state: State, names: Sequence[str]) -> list[
         if (present is None and name in kept) or (present is not None and present.kind == "port"):
             found.append(name)
     return found
-
-
-# --- sources to wheels: no contact with the environment
-
-
-def _build(plan: Plan, staging: Path, progress: Progress) -> list[Path]:
-    index: Index | None = None
-    try:
-        wheels = []
-        for package in plan.packages:
-            if not package.file:
-                progress.step(f"Preparing {package.name} {package.version}")
-                folder = staging / package.name
-                folder.mkdir()
-                wheels.append(build_extra(package.name, folder))
-                continue
-            archive = cached_source(package.sha256, package.file) if package.sha256 else None
-            if archive is None:
-                progress.step(f"Downloading {package.file}")
-                index = index or Index(read_pip_settings(Path(plan.python)))
-                archive = _download(index, package, progress)
-            progress.step(f"Preparing {package.name} {package.version}")
-            wheels.append(_wheel(package, archive, staging / package.name))
-        return wheels
-    finally:
-        if index is not None:
-            index.__exit__()
-
-
-def _download(index: Index, package: PackagePlan, progress: Progress) -> Path:
-    offers = [found for found in index.find(package.name) if found.file == package.file]
-    if not offers:
-        offers = [found for found in index.find(package.name) if found.version == package.version]
-    if not offers:
-        raise InstallError(f"The index no longer has {package.file}.", next_step="anymamba install, to make a new plan")
-    return index.download(offers[0], package.sha256, progress)
-
-
-def _wheel(package: PackagePlan, archive: Path, folder: Path) -> Path:
-    for part in ("source", "port"):
-        (folder / part).mkdir(parents=True)
-    source = unpack(archive, folder / "source")
-    check_identity(source, package.name, package.version)
-    port = build_port(source, package.name, package.version, folder / "port")
-    sha256 = package.sha256 or archive.parent.name
-    return build_wheel(port, source, package.name, package.version, sha256, archive.name, folder)
 
 
 def _pip_install(python: str, wheels: Sequence[Path], state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -16,9 +17,11 @@ from packaging.version import InvalidVersion, Version
 
 from anymamba import __version__
 from anymamba.errors import IntegrityError
+from anymamba.upstream.archive import list_zip
 from anymamba.upstream.port import Port, port_version
+from anymamba.upstream.port.families import EXTENSIONS
 
-__all__ = ["PROVENANCE", "build_wheel", "check_identity", "pack"]
+__all__ = ["PROVENANCE", "build_wheel", "check_identity", "check_port_wheel", "pack", "pack_wheel", "recipe"]
 
 PROVENANCE = "anymamba-provenance.json"
 """File in the wheel's dist-info that tells a port from upstream's own package."""
@@ -116,7 +119,7 @@ def pack(
     provenance = {
         "schema": PROVENANCE_SCHEMA,
         "source": origin,
-        "port": {"version": local, "anymamba": __version__},
+        "port": {"version": local, "anymamba": __version__, "recipe": recipe()},
         **({} if details is None else {"native": dict(details)}),
         "changes": [{"rule": done.rule, "file": done.file, "outcome": done.outcome} for done in port.applied],
     }
@@ -126,16 +129,62 @@ def pack(
         f"Root-Is-Purelib: {str(tag.endswith('-any')).lower()}\nTag: {tag}\n"
     ).encode()
     content[f"{info}/top_level.txt"] = ("\n".join(tops) + "\n").encode()
-    record = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items()]
-    content[f"{info}/RECORD"] = ("\n".join([*record, f"{info}/RECORD,,"]) + "\n").encode()
-    wheel = into / f"{name}-{local}-{tag}.whl"
+    return pack_wheel(into / f"{name}-{local}-{tag}.whl", info, content)
+
+
+@functools.cache
+def recipe() -> str:
+    """Return the hash of everything that decides what becomes of a source archive: the rules, the redirects, this module."""
+    digest = hashlib.sha256(__version__.encode())
+    here = Path(__file__).parent
+    for path in sorted([*(here / "patches").glob("*.py"), *(here / "port").glob("*.py"), Path(__file__)]):
+        digest.update(path.name.encode() + path.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()
+
+
+def pack_wheel(wheel: Path, info: str, content: Mapping[str, bytes]) -> Path:
+    """Write files as a wheel, with their RECORD; the same content gives the same bytes.
+
+    Parameters
+    ----------
+    wheel : Path
+    info : str
+        The name of the dist-info folder.
+    content : mapping
+        From paths to bytes.
+    """
+    record = [f"{_quoted(path)},sha256={_digest(data)},{len(data)}" for path, data in content.items()]
+    entries = {**content, f"{info}/RECORD": ("\n".join([*record, f"{info}/RECORD,,"]) + "\n").encode()}
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for path, data in content.items():
+        for path, data in entries.items():
             entry = zipfile.ZipInfo(path, _DATE)
             entry.external_attr = 0o100644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             zipped.writestr(entry, data)
     return wheel
+
+
+def check_port_wheel(wheel: Path, name: str, installs: str) -> None:
+    """Check that a wheel holds a port and nothing else: files of its own package, extension modules and metadata only.
+
+    Raises
+    ------
+    IntegrityError
+    """
+    info = f"{name}-{installs}.dist-info"
+    allowed = {name, info, *(f"{extension}.py" for extension in EXTENSIONS[name])}
+    names = list_zip(wheel)
+    foreign = [entry for entry in names if entry.partition("/")[0] not in allowed]
+    if foreign or f"{info}/{PROVENANCE}" not in names:
+        raise IntegrityError(
+            f"{wheel.name} is not a port of {name} {installs} made by anymamba.",
+            why=f"It holds {foreign[0]!r}." if foreign else f"It has no {PROVENANCE}.",
+            next_step="make the folder anew: anymamba bundle DIR",
+        )
+
+
+def _quoted(path: str) -> str:
+    return '"' + path.replace('"', '""') + '"' if "," in path or '"' in path else path
 
 
 def _digest(data: bytes) -> str:

@@ -30,6 +30,12 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="The newest of both packages, where none is named.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use what the cache has; ask no index.")] = False,
+    from_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="DIR", help="Use a folder that `anymamba bundle DIR` made; no network, no cache."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan, or the result, as JSON.")] = False,
     python: Annotated[
         Path | None, typer.Option("--python", metavar="PATH", help="Install for this interpreter instead of this one.")
@@ -39,24 +45,34 @@ def command(
 
     Fetches the source archives with your own pip settings, checks them, adapts them, installs them, and proves them in a
     fresh process. Whatever fails, the environment is left as it was. torch is never touched.
+
+    Example: anymamba install "mamba_ssm>=2,<2.3"
     """
     if mode is Mode.NATIVE:
-        if extras or python:
+        if extras or python or latest or from_folder:
             raise OptionError(
-                "--mode native builds for the interpreter that runs it, and takes no --with.",
+                "--mode native builds for the interpreter that runs it, and takes no --with, --latest or --from.",
                 next_step="run anymamba with that interpreter: PYTHON -m anymamba install --mode native",
             )
         native(requirements or [], install=True, dry_run=dry_run, offline=offline, as_json=as_json)
         return
+    from anymamba.upstream.bundle import plan_from_bundle
     from anymamba.upstream.plan import make_plan
     from anymamba.upstream.transaction import install
 
     screen = terminal()
+    environment = python or Path(sys.executable)
+    if (latest and (requirements or from_folder)) or (extras and from_folder):
+        raise OptionError(
+            "--latest goes with neither requirements nor --from, and --from not with --with.",
+            next_step="anymamba install --latest",
+        )
     with shown_progress() as progress:
         progress.step("Planning")
-        plan = make_plan(
-            requirements or [], python or Path(sys.executable), offline=offline, extras=extras or [], latest=latest
-        )
+        if from_folder is not None:
+            plan = plan_from_bundle(from_folder, requirements or [], environment)
+        else:
+            plan = make_plan(requirements or [], environment, offline=offline, extras=extras or [], latest=latest)
         installation = None if dry_run else install(plan, progress)
     if as_json:
         result: dict[str, Any] = {"plan": plan.to_json()}
@@ -70,7 +86,7 @@ def command(
         for package in plan.packages:
             before = f"{package.replaces.version} ({package.replaces.kind})" if package.replaces else "-"
             size = f"{package.size / 1024:.0f} KiB" if package.size is not None else "unknown"
-            where = "cache" if package.cached else "index"
+            where = "bundle" if plan.bundle else "cache" if package.cached else "index"
             hashed = f"{(package.sha256 or '?')[:8]} ({package.hash_from})"
             if not package.file:
                 size, where, hashed = "-", "anymamba", "-"
