@@ -130,3 +130,22 @@ def test_a_changed_header_compiles_again_and_an_unchanged_one_does_not(tmp_path:
 
     os.utime(header, (later, later))
     assert build.run().code == 0 and build.runs("x.cu") == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_polite_kill_ends_the_compilers_as_ctrl_c_does(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    tree: list[psutil.Process] = []
+
+    def kill(snapshot: Snapshot) -> None:
+        tree[:] = psutil.Process().children(recursive=True)
+        if snapshot.current:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        Build(tmp_path / "b", {"x.cu": "// standin: sleep 30"}).run(report=kill)
+    _, alive = psutil.wait_procs(tree, timeout=2)
+    assert len(tree) > 1 and not alive and signal.getsignal(signal.SIGTERM) is before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -80,7 +81,10 @@ def native(
             def report(snapshot: Snapshot) -> None:
                 progress.tell(_how_far(snapshot, live=screen.err.is_terminal))
 
-            with tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as aside:
+            with (
+                _advice(requirements, install=install),
+                tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as aside,
+            ):
                 built = build(
                     plan, wheel_dir or (Path(aside) if install else Path()), python=python, given=source, mirror=mirror,
                     offline=offline, resume=resume, keep=keep, hang_seconds=hang_minutes * 60, progress=progress, report=report,
@@ -112,6 +116,17 @@ def native(
             screen.say(f"  {escape(str(one.wheel))}")
     if done is not None:
         screen.say("Installed and proved in a fresh process. All numbers: anymamba verify")
+
+
+@contextmanager
+def _advice(requirements: Sequence[str], *, install: bool) -> Iterator[None]:
+    """After Ctrl-C, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words = ["install", "--mode native"] if install else ["build", "--resume"]
+        terminal().note(f"What was compiled is kept; to go on: {escape(' '.join(['anymamba', *words, *requirements]))}")
+        raise
 
 
 def _how_far(snapshot: Snapshot, *, live: bool) -> str:

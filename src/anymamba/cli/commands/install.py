@@ -54,7 +54,7 @@ def command(
                 "--mode native builds for the interpreter that runs it, and takes no --with, --latest or --from.",
                 next_step="run anymamba with that interpreter: PYTHON -m anymamba install --mode native",
             )
-        native(requirements or [], install=True, dry_run=dry_run, offline=offline, as_json=as_json)
+        native(requirements or [], install=True, dry_run=dry_run, offline=offline, resume=True, as_json=as_json)
         return
     from anymamba.upstream.bundle import plan_from_bundle
     from anymamba.upstream.plan import make_plan

@@ -10,11 +10,12 @@ import contextlib
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -149,8 +150,9 @@ def run_ninja(
             **options,  # type: ignore[call-overload]
         )  # fmt: skip
         try:
-            watch = _Watch(process, steps, start, kept, hang_seconds, report or (lambda _: None))
-            return watch.until_end(poll_seconds)
+            with _ended_like_ctrl_c():
+                watch = _Watch(process, steps, start, kept, hang_seconds, report or (lambda _: None))
+                return watch.until_end(poll_seconds)
         finally:
             if process.poll() is None:
                 _end_tree(process.pid)
@@ -278,6 +280,26 @@ def _likely_cause(status: str) -> str:
     if sys.platform == "win32":
         return "it waits for something: a crash dialogue behind other windows, mspdbsrv.exe, or a virus scanner"
     return "it waits for something that does not come: a lock, a licence server, or a broken pipe"
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let a closed terminal and a polite kill end the compilers as Ctrl-C does: ninja is in a session of its own."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before: dict[int, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None:
+                before[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def _tree(pid: int) -> list[psutil.Process]:
