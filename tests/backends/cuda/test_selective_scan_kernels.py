@@ -84,18 +84,23 @@ def inputs(
 
 @st.composite
 def scans(draw: st.DrawFn, device: str) -> dict[str, Any]:
-    """Draw arguments: any layout, any options. On the CPU from few kernels: g++ takes two seconds for each."""
+    """Draw arguments: any layout, any options. On the CPU such as need few kernels: g++ takes two seconds for each."""
     if device == "cpu":
-        dtype, full = draw(st.sampled_from([(BF16, True), (F32, False)]))
-        dstate, groups = draw(st.sampled_from([16, 13])), draw(st.sampled_from([1, 2]))
-        dim, most = draw(st.sampled_from([2, 6])), 150
+        dtype, full = draw(st.sampled_from([(F32, True), (BF16, False)]))
+        dstate, groups, dim = (
+            draw(st.sampled_from([16, 13])),
+            draw(st.sampled_from([1, 2])),
+            draw(st.sampled_from([2, 6])),
+        )
+        layout = draw(st.sampled_from(["rows", "channels"]))
+        seqlen = draw(st.integers(0, 20)) * 8 if layout == "rows" else draw(st.integers(0, 150))
     else:
         dtype, full = draw(st.sampled_from([F32, F16, BF16])), draw(st.booleans())
         dstate = draw(st.sampled_from([16, 13, 1, 4, 8, 20, 33, 64, 100, 256]))
         groups = draw(st.sampled_from([1, 2, 3]))
-        dim, most = groups * draw(st.integers(1, 70)), draw(st.sampled_from([10, 300, 3000]))
-    seqlen = draw(st.one_of(st.integers(0, most), st.sampled_from([32, 64, 128])))
-    layout = draw(st.sampled_from(["rows", "channels", "dim first", "aligned rows"]))
+        dim = groups * draw(st.integers(1, 70))
+        layout = draw(st.sampled_from(["rows", "channels", "dim first", "aligned rows"]))
+        seqlen = draw(st.one_of(st.integers(0, 300), st.sampled_from([32, 64, 128])))
     return inputs(
         device, dtype, draw(st.integers(1, 3)), dim, seqlen, dstate, groups, layout, full, draw(st.booleans()),
         draw(st.integers(0, 2**31)),
@@ -103,7 +108,7 @@ def scans(draw: st.DrawFn, device: str) -> dict[str, Any]:
 
 
 def test_outputs_and_gradients_match_the_reference(device: str) -> None:
-    @settings(max_examples=12 if device == "cpu" else 150, deadline=None)
+    @settings(max_examples=12 if device == "cpu" else 50, deadline=None)
     @given(scans(device))
     def check(arguments: dict[str, Any]) -> None:
         assert_matches_reference(selective_scan_fn, arguments, backend="cuda")
@@ -113,14 +118,14 @@ def test_outputs_and_gradients_match_the_reference(device: str) -> None:
 
 @pytest.mark.parametrize("dstate", [3, 8, 32, 60, 128, 200])
 def test_any_number_of_states(device: str, dstate: int) -> None:
-    if device == "cpu" and dstate not in (3, 60, 200):
+    if device == "cpu" and dstate not in (3, 60):
         pytest.skip("on the card: g++ is slow")
     assert_matches_reference(selective_scan_fn, inputs(device, F32, 1, 3, 37, dstate, seed=dstate), backend="cuda")
 
 
 @pytest.mark.parametrize(("lanes", "each"), [(1, 1), (2, 2), (4, 1), (4, 2), (8, 4), (16, 1)])
 def test_time_cut_into_segments_changes_nothing(device: str, lanes: int, each: int) -> None:
-    if device == "cpu" and lanes in (1, 16):
+    if device == "cpu" and (lanes, each) not in ((2, 2), (8, 4)):
         pytest.skip("on the card: g++ is slow")
     arguments = inputs(device, F32, 1, 5, 700, seed=lanes)
     arguments.pop("return_last_state")

@@ -7,6 +7,7 @@ tile is, and into how many segments time is cut when there are too few channels 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -377,11 +378,11 @@ def _padded(dstate: int, lanes: int) -> int:
 def backward_shape(dstate: int) -> BackwardShape:
     """Return the shape for `dstate` states."""
     if dstate <= 4:
-        return BackwardShape(4, 4, 4, 128, 4, 32, 16)
+        return BackwardShape(4, 4, 4, 128, 4, 32, 8)
     if dstate <= 8:
-        return BackwardShape(4, 8, 4, 128, 4, 32, 16)
+        return BackwardShape(4, 8, 4, 128, 4, 32, 8)
     if dstate <= 16:
-        return BackwardShape(8, 16, 4, 128, 4, 32, 16)
+        return BackwardShape(8, 16, 4, 128, 4, 32, 8)
     if dstate <= 32:
         return BackwardShape(8, 32, 4, 64, 4, 32, 8)
     if dstate <= 64:
@@ -411,17 +412,26 @@ def _cut(seqlen: int, segments: int) -> tuple[int, int]:
     return -(-seqlen // length), length
 
 
-def variants(every: bool = False) -> list[Variant]:
-    """Return the kernels that upstream's Mamba block needs in bf16, fp16 and fp32: what `anymamba warmup` compiles."""
-    found = []
+def variants(every: bool = False) -> Iterator[Variant]:
+    """Yield the kernels that models use; with `every`, those for other options and for time cut into segments too."""
     for dtype, name in NAMES.items():
-        for lanes in (2, 4, 8):
-            shape = ForwardShape(lanes, 16, 16 // torch.empty((), dtype=dtype).element_size(), 128, 4, 2)
-            found.append(_forward_variant(shape, name, True, True, True, True, False))
-        found.append(_backward_variant(backward_shape(16), name, True, True, True, True, False, False))
-        found.append(Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=name))
-    found.append(Variant.of(f"{SUMS}.cu", "selective_scan_clear", X="f32"))
-    return found
+        size = torch.empty((), dtype=dtype).element_size()
+        for lanes in (2, 4, 8) if size == 2 else (4, 8):
+            yield _forward_variant(ForwardShape(lanes, 16, 16 // size, 128, 4, 2), name, True, True, True, True, False)
+        yield _backward_variant(backward_shape(16), name, True, True, True, True, False, False)
+        yield Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=name)
+    yield Variant.of(f"{SUMS}.cu", "selective_scan_clear", X="f32")
+    if not every:
+        return
+    for name in NAMES.values():
+        vector = 4 if name == "f32" else 8
+        for lanes in (2 if vector == 8 else 4, 8):
+            shape = ForwardShape(lanes, 16, vector, 128, 4, 2)
+            yield _forward_variant(shape, name, True, True, True, True, True)
+            yield _forward_variant(shape, name, False, False, True, True, False)
+        yield _backward_variant(backward_shape(16), name, True, True, True, True, False, True)
+        yield _backward_variant(backward_shape(16), name, True, True, True, True, True, False)
+        yield _backward_variant(backward_shape(16), name, False, False, True, True, False, False)
 
 
 def _forward_variant(

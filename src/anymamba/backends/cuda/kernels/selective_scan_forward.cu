@@ -2,8 +2,8 @@
 //
 //     d = softplus(delta + delta_bias)        h[t] = exp(d A) h[t - 1] + d u[t] B[t]        out = (C[t] . h[t] + D u[t]) silu(z)
 //
-// Mapping. A channel (or EACH of them) belongs to LANES neighbouring lanes; each keeps STATES / LANES of its states in registers for the whole
-// sequence and walks through time. A warp thus has 32 / LANES channels, and nothing but B and C is shared between warps:
+// Mapping. A channel (or EACH of them) belongs to LANES neighbouring lanes; each keeps STATES / LANES of its states in
+// registers for the whole sequence and walks through time. Nothing but B and C is shared between warps:
 //
 //     lane   0        1        ...  LANES-1 | LANES ...               one tile: STEPS = VECTOR * LANES steps
 //     scan   n = 0, LANES, ..  1, ..        | next channel            global -> d, d u (fp32, shared), B, C (fp32, shared)
@@ -15,15 +15,24 @@
 // exp is exp2 with A multiplied by log2(e) beforehand. Small batches: time is cut into segments; STATE_ONLY first finds what
 // each segment adds to the state (out = nothing), then every block folds the segments before its own into its initial state.
 //
-// Bytes: u, delta, z, out once, B and C once a block of THREADS / LANES channels. Operations for a state and step: 1 exp2
-// (16 a clock and multiprocessor: the limit), 2 multiplications, 2 fused multiply-adds. On an H200, N = 16, batch 4,
-// L 8192, D 2048, bf16: 0.26 ms for exp2, 0.32 with softplus and silu, 0.16 ms for the bytes.
+// Bytes: u, delta, z, out once, B and C once a block of THREADS / LANES * EACH channels. Operations for a state and step:
+// 1 exp2 (16 a clock and multiprocessor), 2 multiplications, 2 fused multiply-adds, 2 floats from shared memory. Floors on an
+// H200, N 16, D 2048, batch 4, L 8192, bf16: 0.16 ms for the bytes, 0.32 for the special functions (softplus, silu included).
+// Measured: 0.59 ms there; 0.25 (batch 8, L 2048), 0.115 (32, 256), 1.60 (1, 65536: 1.0 for the scan, 0.6 for STATE_ONLY).
+// What bounds it (ncu, batch 8): shared memory's 128 bytes a clock 78 %, issue of instructions 57 %, special functions about
+// 63 %, with 3.5 warps a scheduler: all of them near, and too few warps to hide what is left.
 //
-// A lane works for EACH channels at once: what it reads of B and C serves all of them. Shared memory hands a warp 128 bytes a
-// clock, one float for each lane, whether or not lanes read the same one; with EACH = 1 that, not exp2, is the limit.
+// Tried and lost (ms; the same sizes). EACH = 2 or 4 channels a lane, to read B and C from shared memory once for all of them:
+// registers leave too few warps (batch 8: 0.256 to 0.30 against 0.254; batch 4: 0.65 against 0.59). Lanes of different channels
+// side by side in the warp: shared memory hands out 128 bytes a clock whatever lanes share, and 16-byte accesses to global memory
+// touch twice the sectors (0.274 against 0.256). 16 lanes a channel instead of cutting time: 3.5 at L 65536. A cap of 96
+// or 80 registers for more warps: 0.30 against 0.255. Not tried: exp2 by a polynomial for a part of the states (by count
+// it can win in STATE_ONLY alone, a tenth). Next, for batch 1: warps of a block taking turns along time, with exp2 kept in
+// registers between a local scan and the one with the state handed on, so that nothing is computed twice.
 //
-// Macros: X; EACH; MIN_BLOCKS (a multiprocessor, caps the registers); LANES, STATES (a multiple of LANES, >= dstate), VECTOR (elements a lane moves at once), THREADS, MATRIX_BUFFERS;
-// GATED, SOFTPLUS, STATE_ONLY; PACKED and MATRIX_PACKED (u, delta, z, out; B and C: see load_steps).
+// Macros: X; LANES, STATES (a multiple of LANES, >= dstate), EACH, VECTOR (elements a lane moves at once), THREADS, MIN_BLOCKS
+// (a multiprocessor: caps the registers), MATRIX_BUFFERS; GATED, SOFTPLUS, STATE_ONLY; PACKED and MATRIX_PACKED (u, delta, z,
+// out; B and C: see load_steps).
 #include "selective_scan.cuh"
 
 #define STEPS (VECTOR * LANES)
@@ -32,6 +41,11 @@
 #define WARP_ROWS (32 / LANES)
 #define WARP_CHANNELS (WARP_ROWS * EACH)
 #define WARPS (THREADS / 32)
+#if OWN * EACH >= 8 && __CUDA_ARCH__ != 900
+#define GROUPS 1  // of four steps at once: elsewhere two of them spill a register or two
+#else
+#define GROUPS 2
+#endif
 #define MATRIX_VECTOR (STEPS * sizeof(X) < 16 ? STEPS : int(16 / sizeof(X)))
 #define MATRIX_ROW_VECTORS (STEPS / MATRIX_VECTOR)
 #define MATRICES (STATE_ONLY ? 1 : 2)
@@ -212,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) selective_scan
 
         const float* const B_rows = matrices + buffer * (MATRICES * MATRIX_FLOATS) + q * ROW;
         const float* const C_rows = B_rows + MATRIX_FLOATS;
-#pragma unroll 2
+#pragma unroll GROUPS
         for (int t = 0; t < STEPS; t += 4) {
             float d[EACH][4], input[EACH][4], y[EACH][4] = {};
 #pragma unroll
