@@ -6,6 +6,7 @@ step failed, 2 a wrong command line, 3 wine is missing and cannot be installed (
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -14,4 +15,6 @@ if not __package__:  # `python tools/windows_lab ...`: make it the same as `pyth
 
 from tools.windows_lab.commands import main
 
+# Ended from outside: leave as by Ctrl-C, so that what was started ends too.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 sys.exit(main(sys.argv[1:]))
