@@ -5,17 +5,20 @@
 //             dweight[k]   = sum_{b, t} dy[t] * x[t - (WIDTH - 1) + k]
 //             dbias        = sum_{b, t} dy[t]
 //           dfinal_states adds to dx of the last columns; dx of columns before the first is dinitial_states.
-// Threads   A block has one channel: 256 threads as (sequences) x (pieces of a row), and walks its tiles. A piece is 32 bytes,
-//           COLUMNS columns in two accesses: the WIDTH - 1 columns read on both sides of x and after dout (L1 hits), and dy of
-//           the neighbour's WIDTH - 1 columns computed again (no exchange between threads), weigh half as much as with 16.
-//           y is computed already scaled by -log2(e), as the exponential wants it. dweight and dbias stay in registers until
-//           the block ends. ALIGNED and HAS_STATES as in the forward.
-// Order     Sums are made in an order that depends on shapes only: lanes by shuffles, warps by index, blocks (gridDim.y > 1)
-//           by `causal_conv1d_sum_parts`. So results are bit-equal in every run; there are no atomics.
-// Bytes     x, dout, dx once: 3 * B * D * L * sizeof(X); floor = that / copy bandwidth (H200, B4 D2048 L8192 bf16: 0.094 ms).
-//           About 230 instructions for 8 bf16 columns of a thread: issue takes 0.06 ms there.
-// Lost      Pieces of 16 bytes: 370 instructions for 8 columns, 0.117 ms. Explicit reading ahead of the next tile: ptxas moves it
-//           back; other warps hide the latency. More and smaller blocks: the end of a block costs as much as half a tile.
+// Threads   A block has one channel: 256 threads as (sequences) x (pieces of a row), and walks its tiles. A piece is 32
+//           bytes, COLUMNS columns in two accesses: the WIDTH - 1 columns read on both sides of x and after dout (L1
+//           hits), and dy of the neighbour's WIDTH - 1 columns computed again (no exchange between threads), weigh half
+//           as much as with 16. y is computed already scaled by -log2(e), as the exponential wants it. dweight and dbias
+//           stay in registers until the block ends. ALIGNED and HAS_STATES as in the forward.
+// Order     Sums are made in an order that depends on shapes and card only: lanes by shuffles, warps by index, blocks (gridDim.y
+//           > 1) by `causal_conv1d_sum_parts`. So results are bit-equal in every run; there are no atomics.
+// Bytes     x, dout, dx once: 3 * B * D * L * sizeof(X); floor = that / copy bandwidth (H200, B4 D2048 L8192 bf16: 0.094
+//           ms). About 230 instructions for 8 bf16 columns of a thread: issue takes 0.06 ms there.
+//           Measured (H200, bf16, share of the floor): 0.77 at B32 L256, 0.86 at B8 L2048, 0.92 at B4 L8192; fp32 0.84
+//           to 0.90.
+// Lost      Pieces of 16 bytes: 370 instructions for 8 columns, 0.117 ms. Explicit reading ahead of the next tile: ptxas
+//           moves it back; other warps hide the latency. More and smaller blocks: the end of a block costs as much as
+//           half a tile.
 #include "causal_conv1d.cuh"
 
 #define THREADS 256

@@ -3,10 +3,11 @@
 // Formula   As the forward's, with the WIDTH - 1 columns before taken from the state; then the state is shifted left by seqlen
 //           and x appended, or, with cache_seqlens, x written at cache_seqlens + t modulo state_len (a circular buffer).
 //           A negative entry of conv_state_indices is padding: output 0, nothing updated.
-// Threads   One for each (sequence, channel); it reads its state before it writes it, so nothing is shared. One column and at
-//           most SHORT columns of state, as in decoding: all are read before the first use, one latency instead of several.
-// Bytes     x and out once, the state read and written: B * D * (2 * seqlen + 2 * state_len) * 2 for bf16. At decoding sizes
-//           (0.1-8 MB) the launch is all there is: 2 us.
+// Threads   One for each (sequence, channel); it reads its state before it writes it, so nothing is shared. One column
+//           and at most SHORT columns of state, as in decoding: all are read before the first use, one latency instead
+//           of several.
+// Bytes     x and out once, the state read and written: B * D * (2 * seqlen + 2 * state_len) * 2 for bf16. At decoding
+//           sizes (0.1-8 MB) the launch is all there is: 2 us.
 #include "causal_conv1d.cuh"
 
 #define SHORT 4

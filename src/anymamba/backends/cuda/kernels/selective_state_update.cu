@@ -3,12 +3,15 @@
 // Formula   step = dt + dt_bias, through softplus if asked for; for every state n of channel p of head h
 //             state[n] = exp(step * A[n]) * state[n] + step * x * B[n]
 //           out = (sum_n state[n] * C[n] + D * x) * silu(z). In float; the output sees the state before it is rounded.
-// Threads   LANES neighbouring lanes (a power of two) have one channel, each V neighbouring states at a time (16 bytes of the
-//           widest 16-bit or 32-bit state), and add their parts of the output by shuffles: a fixed order. A block has 128 / LANES
-//           channels and walks the batch with its A in registers (SINGLE: one step of the lanes covers all states); everything
-//           of one sequence is read before the first use (no branches: options are definitions). TIED (Mamba-2): A is one number a head, so one exponential a channel.
-// Bytes     The state read and written; all else is small: 2 * B * H * P * N * sizeof(STATE). Floor = that / copy bandwidth
-//           (H200, B256 D2048 N16 bf16: 0.008 ms); at batch 1 the launch is all there is.
+// Threads   LANES neighbouring lanes (a power of two) have one channel, each V neighbouring states at a time (16 bytes
+//           of the widest 16-bit or 32-bit state), and add their parts of the output by shuffles: a fixed order. A block
+//           has 128 / LANES channels and walks the batch with its A in registers (SINGLE: one step of the lanes covers
+//           all states); everything of one sequence is read before the first use (no branches: options are definitions).
+//           TIED (Mamba-2): A is one number a head, so one exponential a channel.
+// Bytes     The state read and written; all else is small: 2 * B * H * P * N * sizeof(STATE). Floor = that / copy
+//           bandwidth (H200, B256 D2048 N16 bf16: 0.008 ms); at batch 1 the launch is all there is.
+//           Measured there: 0.61 of the floor; B256 H32 P64 N128 bf16 0.65.
+// Lost      Options as tests at run time: each waits for its own load, 0.46 of the floor.
 #include "prelude.cuh"
 
 #define THREADS 128
@@ -31,7 +34,8 @@ struct SelectiveStateUpdateParameters {
     int heads_per_group;
 };
 
-// V elements from n on, as floats. VECTOR: contiguous and aligned, by accesses of at most 16 bytes; else one by one, 0 past the end.
+// V elements from n on, as floats. VECTOR: contiguous and aligned, by accesses of at most 16 bytes; else one by one, 0 past
+// the end.
 template <class Element>
 __device__ __forceinline__ void read_states(float (&to)[V], const Element* row, i64 stride, int n, int dstate) {
 #if VECTOR

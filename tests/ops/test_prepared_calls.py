@@ -1,0 +1,79 @@
+"""A call like one before goes straight to the backend's prepared function; anything different does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from anymamba.backends import use_backend
+from anymamba.backends.torch import causal_conv1d as backend
+from anymamba.errors import ShapeError
+from anymamba.ops import _prepared, causal_conv1d_fn, causal_conv1d_update
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let backend torch prepare calls on the CPU; the list tells what happened."""
+    happened: list[str] = []
+
+    def prepare(operator: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        happened.append(f"prepared {operator.name}")
+
+        def call(*tensors: Any) -> torch.Tensor:
+            happened.append("called")
+            return tensors[0] * 0 + 7
+
+        return call
+
+    monkeypatch.setattr(backend, "prepare", prepare, raising=False)
+    _prepared.forget()
+    _prepared.DEVICES.add("cpu")
+    with use_backend("torch"):
+        yield happened
+    _prepared.DEVICES.discard("cpu")
+    _prepared.forget()
+
+
+def test_the_second_call_alike_is_the_prepared_one(prepared: list[str]) -> None:
+    x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
+    first = causal_conv1d_fn(x, weight)
+    assert not first.eq(7).all()
+    assert causal_conv1d_fn(torch.randn(1, 2, 5), weight).eq(7).all()
+    assert prepared == ["prepared causal_conv1d", "called"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x[..., :4],
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.double(),
+        lambda x: torch.nn.functional.pad(x, (1, 0)).flatten()[1:11].view(1, 2, 5),  # another alignment
+        lambda x: x.clone().requires_grad_(),
+    ],
+)
+def test_a_call_that_differs_is_not(prepared: list[str], other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
+    causal_conv1d_fn(x, weight)
+    causal_conv1d_fn(other(x), weight)
+    assert "called" not in prepared
+
+
+def test_options_and_backends_are_told_apart(prepared: list[str]) -> None:
+    x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
+    causal_conv1d_fn(x, weight)
+    causal_conv1d_fn(x, weight, activation="silu")
+    causal_conv1d_fn(x, weight, return_final_states=True)
+    with use_backend("reference"):
+        causal_conv1d_fn(x, weight)
+    assert "called" not in prepared
+
+
+def test_a_wrong_call_is_still_refused_and_never_remembered(prepared: list[str]) -> None:
+    for _ in range(2):
+        with pytest.raises(ShapeError):
+            causal_conv1d_update(torch.randn(1, 2), torch.zeros(1, 2, 1), torch.randn(2, 4))
+    assert prepared == []
