@@ -47,7 +47,7 @@ def mamba_split_conv1d_scan_combined(
     return_final_states: bool = False,
     activation: str | None = "silu",
     rmsnorm_weight: torch.Tensor | None = None,
-    rmsnorm_eps: float = 1e-6,
+    rmsnorm_eps: float | None = 1e-6,
     outproj_weight: torch.Tensor | None = None,
     outproj_bias: torch.Tensor | None = None,
     headdim: int | None = None,
@@ -80,7 +80,8 @@ def mamba_split_conv1d_scan_combined(
         Of the convolution.
     rmsnorm_weight : Tensor, optional
         (dim). Without it the scan's output is only gated by z.
-    rmsnorm_eps : float
+    rmsnorm_eps : float, optional
+        None (FalconH1 without norm passes it) counts as 1e-6.
     outproj_weight, outproj_bias : Tensor, optional
         (out_dim, d_nonssm + dim) and (out_dim). Under autocast they are cast as a linear layer's would be.
     headdim : int, optional
@@ -111,7 +112,7 @@ def mamba_split_conv1d_scan_combined(
         float(dt_limit[0]),
         float(dt_limit[1]),
         bool(return_final_states),
-        float(rmsnorm_eps),
+        1e-6 if rmsnorm_eps is None else float(rmsnorm_eps),
         bool(norm_before_gate),
         None if outproj_weight is None else autocast_dtype(zxbcdt.device.type) or outproj_weight.dtype,
     )
@@ -140,7 +141,7 @@ def mamba_split_conv1d_scan_ref(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     activation: str | None = "silu",
     rmsnorm_weight: torch.Tensor | None = None,
-    rmsnorm_eps: float = 1e-6,
+    rmsnorm_eps: float | None = 1e-6,
     outproj_weight: torch.Tensor | None = None,
     outproj_bias: torch.Tensor | None = None,
     headdim: int | None = None,
