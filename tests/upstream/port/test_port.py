@@ -79,6 +79,17 @@ def test_what_nobody_has_fails_when_used_and_not_before(ported: Path, without_tr
     assert "not available" in repr(only_upstream_has_this)
 
 
+def test_a_broken_module_of_ours_breaks_no_import_but_the_names_use(
+    ported: Path, without_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "anymamba.ops.layer_norm", None)  # type: ignore[arg-type]
+    module = importlib.import_module(REDIRECT)
+    assert module.layer_norm_ref(3) == 6
+    with pytest.raises(MissingOperatorError) as caught:
+        module.layer_norm_fn(torch.zeros(2, 2))
+    assert "triton" in str(caught.value.why)
+
+
 def test_upstreams_own_kernel_serves_where_triton_is(ported: Path, with_triton: None) -> None:
     module = importlib.import_module(REDIRECT)
     assert module.layer_norm_fn is anymamba.ops.layer_norm.layer_norm_fn

@@ -75,7 +75,8 @@ def build_port(source: Path, name: str, version: str, into: Path) -> Port:
 def write_extensions(name: str, into: Path) -> list[Applied]:
     """Write the modules that stand for a distribution's compiled extensions."""
     for extension in EXTENSIONS[name]:
-        (into / f"{extension}.py").write_text(_EXTENSION.format(name=extension), encoding="utf-8", newline="\n")
+        text = _EXTENSION.format(name=extension) + (_SERVES_FORKS if extension == "selective_scan_cuda" else "")
+        (into / f"{extension}.py").write_text(text, encoding="utf-8", newline="\n")
     return [Applied("extension-module", f"../{extension}.py", "written") for extension in EXTENSIONS[name]]
 
 
@@ -186,3 +187,9 @@ _EXTENSION = '''\
 from anymamba.extensions.{name} import *  # noqa: F403
 from anymamba.extensions.{name} import __all__  # noqa: F401
 '''
+
+_SERVES_FORKS = """
+from anymamba.extensions._forks import serve_forks as _serve_forks
+
+_serve_forks()  # a fork of mamba_ssm that runs on this module finds its Triton modules served where there is no Triton
+"""

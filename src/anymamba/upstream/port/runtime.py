@@ -3,7 +3,8 @@
 1. a reference function (`*_ref`): upstream's own text, which needs no kernel compiler;
 2. an operator of `anymamba.ops`, if the module's family has it;
 3. upstream's own text, where it is plain (it leads to no kernel) or its compiler can be imported;
-4. otherwise a stand-in that raises `MissingOperatorError` when it is used. Importing never fails.
+4. otherwise a stand-in that raises `MissingOperatorError` when it is used. Importing never fails, not even where a module of
+   anymamba's own is broken: libraries import these modules for names that most of their users never call.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ class Redirect:
         self._original = original
         self._names = dict.fromkeys(defined, name) | dict(imported)
         self._plain = frozenset(plain)
+        self._broken = ""
         complete_environment()
 
     def ours(self) -> dict[str, Any]:
         """Return what can be bound at once: the operators that anymamba has."""
         found: dict[str, Any] = {}
         family = self._name.partition(".ops.")[2]
-        for module in map(_operators, FAMILIES.get(family, ())):
+        for module in map(self._operators, FAMILIES.get(family, ())):
             for name in getattr(module, "__all__", ()):
                 if self._names.get(name) == self._name and not name.endswith("_ref"):
                     found.setdefault(name, getattr(module, name))
@@ -79,12 +81,21 @@ class Redirect:
             Exception
         ) as error:  # whatever a kernel compiler raises: a name that nobody uses must not break the import
             why = f"{type(error).__name__}: {error}"
-        return self._our_reference(name) or Missing(f"{self._name}.{name}", why)
+        return self._our_reference(name) or Missing(f"{self._name}.{name}", self._broken or why)
 
     def _our_reference(self, name: str) -> Any:
         family = self._name.partition(".ops.")[2]
-        modules = [_operators(module) for module in FAMILIES.get(family, ())]
+        modules = [self._operators(module) for module in FAMILIES.get(family, ())]
         return next((getattr(module, name) for module in modules if name in getattr(module, "__all__", ())), None)
+
+    def _operators(self, module: str) -> ModuleType | None:
+        full = f"anymamba.ops.{module}"
+        try:
+            return importlib.import_module(full)
+        except Exception as error:  # ModuleNotFoundError: this version of anymamba has no such family
+            if getattr(error, "name", None) != full:
+                self._broken = f"{full} cannot be imported: {type(error).__name__}: {error}"
+            return None
 
 
 class Missing:
@@ -118,16 +129,6 @@ class Missing:
             why=why,
             next_step="install its compiler (pip install triton; on Windows: triton-windows), or ask for the operator",
         )
-
-
-def _operators(module: str) -> ModuleType | None:
-    full = f"anymamba.ops.{module}"
-    try:
-        return importlib.import_module(full)
-    except ModuleNotFoundError as error:
-        if error.name == full:
-            return None  # this version of anymamba has no such family
-        raise
 
 
 def _compiler(original: ModuleType) -> str | None:
