@@ -1,0 +1,217 @@
+"""transformers' own classes on the port: its fast path is taken on CPU, and gives what its slow path gives.
+
+Needs an environment that has both; see "transformers" in docs/consumers.md for the commands. `test_consumer_environments.py`
+makes one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from anymamba.backends import recording
+from consumers.small_models import MAMBA_1, MODELS, draw_model
+from oracle import relative_error
+
+_WHY_SKIPPED = "needs transformers 5 and the port: python -m pip install transformers, then anymamba install"
+transformers = pytest.importorskip("transformers", reason=_WHY_SKIPPED)
+pytest.importorskip("mamba_ssm", reason=_WHY_SKIPPED)
+pytestmark = [
+    pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason=_WHY_SKIPPED),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+LENGTH = 19  # more than two chunks of 8, and not a multiple
+
+
+def modeling(model: Any) -> Any:
+    return importlib.import_module(type(model).__module__)
+
+
+@contextmanager
+def slow_path(model: Any) -> Iterator[None]:
+    """Run what transformers itself wrote in PyTorch for the functions that it takes from packages."""
+    module = modeling(model)
+    words = ("causal_conv1d", "selective", "split_conv1d", "chunk_scan", "inner_fn")
+    fast = {
+        name: function
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and hasattr(function, "__wrapped__") and any(word in name for word in words)
+    }
+    assert len(fast) >= 4, "transformers arranges its functions differently now"
+    try:
+        for name, function in fast.items():
+            setattr(module, name, function.__wrapped__)
+        yield
+    finally:
+        for name, function in fast.items():
+            setattr(module, name, function)
+
+
+def draw_tokens(padded: bool = False) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(3, 64, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    if padded:
+        mask[0, :5] = 0
+        tokens[0, :5] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def outputs(model: Any, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Logits at real tokens, and the gradients of a loss, by parameter."""
+    model.zero_grad()
+    real = batch["attention_mask"].bool()
+    logits = model(**batch, use_cache=False).logits[real]
+    logits.float().logsumexp(-1).square().mean().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **gradients}
+
+
+def largest_error(seen: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    assert seen.keys() == wanted.keys()
+    # a gradient that is nothing but rounding (of a shift that a norm removes) has no relative error
+    scale = max(float(value.abs().max()) for value in wanted.values())
+    errors = {
+        name: relative_error(seen[name], value)
+        for name, value in wanted.items()
+        if float(value.abs().max()) > 1e-4 * scale
+    }
+    assert len(errors) > len(wanted) // 2
+    return max(errors.values())
+
+
+@pytest.mark.parametrize(("training", "padded"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_equal_the_slow_paths(name: str, training: bool, padded: bool) -> None:
+    if name == "FalconMamba" and training:
+        pytest.skip(
+            "mamba_ssm norms delta after its projection, transformers' slow path before it: they never were equal"
+        )
+    model = draw_model(name).train(training)  # training takes the fused functions, evaluation the single ones
+    batch = draw_tokens(padded)
+    with recording() as calls:
+        fast = outputs(model, **batch)
+    assert {operator.name for operator, _ in calls} >= {
+        "causal_conv1d",
+        "selective_scan" if name in MAMBA_1 else "ssd",
+    }
+    with slow_path(model), recording() as calls:
+        slow = outputs(model, **batch)
+    assert not calls
+    assert largest_error(fast, slow) <= 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bf16_is_as_near_to_fp32_as_the_slow_path_is(name: str) -> None:
+    model = draw_model(name).train(name != "FalconMamba")
+    batch = draw_tokens()
+    with slow_path(model):
+        truth = outputs(model, **batch)
+    model = model.bfloat16()
+    fast = outputs(model, **batch)
+    with slow_path(model):
+        slow = outputs(model, **batch)
+    assert all(bool(torch.isfinite(value).all()) for value in fast.values())
+    assert (
+        relative_error(fast["logits"], truth["logits"]) <= 1.5 * relative_error(slow["logits"], truth["logits"]) + 2**-8
+    )
+    assert largest_error(fast, truth) <= 1.5 * largest_error(slow, truth) + 2**-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generation_with_a_cache_gives_the_slow_paths_tokens(name: str) -> None:
+    model = draw_model(name).eval()
+    batch = draw_tokens(padded=True)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    with recording() as calls:
+        fast = model.generate(**batch, **options)
+    assert {operator.name for operator, _ in calls} >= {"causal_conv1d_update", "selective_state_update"}
+    with slow_path(model), recording() as calls:
+        slow = model.generate(**batch, **options)
+    assert not calls
+    assert fast.shape == (2, LENGTH + 6)
+    assert torch.equal(fast, slow)
+
+
+def test_no_model_says_that_its_fast_path_is_not_there() -> None:
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, listener = logging.getLogger("transformers"), Listener()
+    logger.addHandler(listener)
+    try:
+        for name in MODELS:
+            draw_model(name)(**draw_tokens())
+    finally:
+        logger.removeHandler(listener)
+    assert not [line for line in said if "fast path" in line or "falling back" in line]
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2", "Bamba"])
+def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
+    model = draw_model(name).train()
+    plain = outputs(model, **draw_tokens())
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpointed = outputs(model, **draw_tokens())
+    assert largest_error(checkpointed, plain) <= 1e-5
+
+
+def test_packed_sequences_are_kept_apart() -> None:
+    """transformers' slow path refuses them."""
+    model = draw_model("GraniteMoeHybrid", layer_types=["mamba", "mamba"])
+    tokens = draw_tokens()["input_ids"][:1]
+    marks = torch.tensor([[0] * 7 + [1] * (LENGTH - 7)], dtype=torch.int32)
+    packed = model(input_ids=tokens, seq_idx=marks, use_cache=False).logits
+    apart = [model(input_ids=part, use_cache=False).logits for part in (tokens[:, :7], tokens[:, 7:])]
+    assert relative_error(packed, torch.cat(apart, 1)) <= 1e-5
+
+
+_BROKEN = """
+import importlib.abc, sys
+
+class Broken(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {broken!r}:
+            raise {error}("this part is broken")
+
+sys.meta_path.insert(0, Broken())
+sys.path[:0] = {path!r}
+import torch
+from consumers.small_models import draw_model
+out = draw_model({model!r})(input_ids=torch.arange(3, 14).view(1, 11)).logits
+assert torch.isfinite(out).all()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["RuntimeError", "ImportError"])
+@pytest.mark.parametrize(
+    ("model", "broken"),
+    [
+        ("Mamba2", "anymamba.ops.ssd"),
+        ("Mamba2", "anymamba.ops.selective_state_update"),
+        ("Mamba", "anymamba.ops.causal_conv1d"),
+        ("Mamba", "anymamba.ops.selective_scan"),
+        ("Jamba", "anymamba"),
+        ("Mamba2", "causal_conv1d_cuda"),
+    ],
+)
+def test_a_broken_part_of_ours_breaks_no_model(model: str, broken: str, error: str) -> None:
+    from pathlib import Path
+
+    path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")]
+    script = _BROKEN.format(model=model, broken=broken, error=error, path=path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
