@@ -22,11 +22,16 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def prepare(operator: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         happened.append(f"prepared {operator.name}")
 
-        def call(*tensors: Any) -> torch.Tensor:
-            happened.append("called")
-            return tensors[0] * 0 + 7
+        class Call:
+            def __call__(self, *tensors: Any) -> torch.Tensor:
+                happened.append("called")
+                return tensors[0] * 0 + 7
 
-        return call
+            def backward(self, *tensors: Any) -> tuple[torch.Tensor | None, ...]:
+                happened.append("backward")
+                return (*(None if tensor is None else torch.full_like(tensor, 3) for tensor in tensors[:-1]),)
+
+        return Call()
 
     monkeypatch.setattr(backend, "prepare", prepare, raising=False)
     _prepared.forget()
@@ -52,7 +57,6 @@ def test_the_second_call_alike_is_the_prepared_one(prepared: list[str]) -> None:
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
         lambda x: x.double(),
         lambda x: torch.nn.functional.pad(x, (1, 0)).flatten()[1:11].view(1, 2, 5),  # another alignment
-        lambda x: x.clone().requires_grad_(),
     ],
 )
 def test_a_call_that_differs_is_not(prepared: list[str], other: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -60,6 +64,14 @@ def test_a_call_that_differs_is_not(prepared: list[str], other: Callable[[torch.
     causal_conv1d_fn(x, weight)
     causal_conv1d_fn(other(x), weight)
     assert "called" not in prepared
+
+
+def test_a_differentiable_call_alike_uses_the_prepared_backward(prepared: list[str]) -> None:
+    x, weight = torch.randn(1, 2, 5, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    causal_conv1d_fn(x, weight)
+    gradients = torch.autograd.grad(causal_conv1d_fn(x, weight).sum(), (x, weight))
+    assert all(gradient.eq(3).all() for gradient in gradients)
+    assert prepared == ["prepared causal_conv1d", "called", "backward"]
 
 
 def test_options_and_backends_are_told_apart(prepared: list[str]) -> None:

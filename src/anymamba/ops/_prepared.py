@@ -3,6 +3,7 @@
 A backend's module may have `prepare(operator, arguments)`, which returns a function of the same arguments that does the call
 for tensors alike (same shapes, strides, dtypes, devices, alignment), or None. An operator keeps it under the metadata of the
 call that passed its checks. What costs 20 us of Python otherwise costs 5: at decoding sizes that is the time of the operator.
+A differentiable operator's prepared call has a method `backward` too.
 """
 
 from __future__ import annotations

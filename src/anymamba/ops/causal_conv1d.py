@@ -147,11 +147,11 @@ def causal_conv1d_fn(
     differentiable = differentiated(x, weight, bias, initial_states)
     plain = seq_idx is None and initial_states is None and final_states_out is None and not tracing
     call_key = None
-    if plain and not differentiable and not return_final_states and x.device.type in DEVICES:
+    if plain and not return_final_states and x.device.type in DEVICES:
         call_key = _prepared_forward.key((x, weight, bias), activation)
         prepared = _prepared_forward.find(call_key)
         if prepared is not None:
-            return prepared(x, weight, bias)
+            return _Prepared.apply(prepared, x, weight, bias) if differentiable else prepared(x, weight, bias)
     key = _metadata(x, weight, bias, activation) if plain else None
     if key is None or key not in _passed:
         _check_forward(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
@@ -165,9 +165,9 @@ def causal_conv1d_fn(
         out, final_states = _CausalConv1d.apply(*arguments)
     else:
         out, final_states = _forward(*arguments)
-        if call_key is not None:
-            backend = choose(CAUSAL_CONV1D, _call(x, weight))
-            _prepared_forward.remember(call_key, backend, CAUSAL_CONV1D, (x, weight, bias, silu))
+    if call_key is not None:
+        backend = choose(CAUSAL_CONV1D, _call(x, weight))
+        _prepared_forward.remember(call_key, backend, CAUSAL_CONV1D, (x, weight, bias, silu))
     if not return_final_states:
         return out
     if final_states_out is not None:
@@ -399,6 +399,23 @@ class _CausalConv1d(torch.autograd.Function):
             None,
             None,
         )
+
+
+class _Prepared(torch.autograd.Function):
+    """The plain convolution of a call like one before, on the backend that was chosen then."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, prepared: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.prepared = prepared
+        return cast(torch.Tensor, prepared(x, weight, bias))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor) -> Any:
+        return None, *ctx.prepared.backward(*ctx.saved_tensors, dout)
 
 
 def _forward(

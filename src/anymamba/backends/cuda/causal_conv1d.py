@@ -193,20 +193,56 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
     return None
 
 
-def _prepare_forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool
-) -> Callable[..., torch.Tensor] | None:
-    if x.numel() == 0 or bias is not _bias(bias):
-        return None
-    stride = torch.empty_like(x).stride()
-    plan = _forward_plan(_key(x), _key(weight), _key(bias), None, None, stride, False, silu, x.get_device())
+class PreparedConvolution:
+    """Does convolutions of tensors alike, forward and backward, without options."""
 
-    def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool) -> None:
+        self._silu, self._device = silu, x.get_device()
+        stride = torch.empty_like(x).stride()
+        self._forward = _forward_plan(_key(x), _key(weight), _key(bias), None, None, stride, False, silu, self._device)
+        self._backwards: dict[object, tuple[Plan, tuple[int, ...], Plan | None]] = {}
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the convolution."""
         out = torch.empty_like(x)
-        plan(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, 0, out.data_ptr(), 0)
+        self._forward(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, 0, out.data_ptr(), 0)
         return out
 
-    return call
+    def backward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dout: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return dx, dweight, dbias. Hooks that offload saved tensors may bring them back in another layout: all is read."""
+        # Shapes are those of the forward; dtypes too, but for dout's.
+        pointer, gradient = x.data_ptr(), dout.data_ptr()
+        key = (x.stride(), weight.stride(), dout.stride(), dout.dtype, pointer & 15, gradient & 15)
+        known = self._backwards.get(key)
+        if known is None:
+            dx, dweight, dbias, _ = causal_conv1d_backward(x, weight, bias, dout, None, None, None, self._silu)
+            if dout.dtype == x.dtype and dout.stride(1 if _along_channels(x.shape, x.stride()) else 2) == 1:
+                plan, count, add = _backward_plan(
+                    _key(x), _key(weight), _key(bias), _key(dout), None, None, None, dx.stride(), 0, dweight.stride(),
+                    _strides(dbias), (), self._silu, self._device,
+                )  # fmt: skip
+                self._backwards[key] = plan, (count, weight.shape[0], weight.shape[1] + 1), add
+            return dx, dweight, dbias
+        plan, of_parts, add = known
+        dx, dweight = torch.empty_like(x), torch.empty_like(weight)
+        dbias = None if bias is None else torch.empty_like(bias)
+        bias_at, dbias_at = (0, 0) if bias is None or dbias is None else (bias.data_ptr(), dbias.data_ptr())
+        parts = None if add is None else torch.empty(of_parts, dtype=torch.float32, device=x.device)
+        parts_at, dweight_at = 0 if parts is None else parts.data_ptr(), dweight.data_ptr()
+        plan(pointer, weight.data_ptr(), bias_at, gradient, 0, 0, 0, dx.data_ptr(), dweight_at, dbias_at, parts_at, 0)
+        if add is not None:
+            add(parts_at, dweight_at, dbias_at)
+        return dx, dweight, dbias
+
+
+def _prepare_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool
+) -> PreparedConvolution | None:
+    if x.numel() == 0 or bias is not _bias(bias):
+        return None
+    return PreparedConvolution(x, weight, bias, silu)
 
 
 def _prepare_update(
