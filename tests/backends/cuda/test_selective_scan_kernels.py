@@ -182,6 +182,20 @@ def test_out_comes_again_and_dz_goes_where_asked(device: str) -> None:
     assert relative_error(without[3], gradients[3]) < 1e-6
 
 
+def test_a_call_like_one_before_goes_straight_to_the_launch(device: str) -> None:
+    first, second = (
+        {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in drawn.items()}
+        for drawn in (inputs(device, F32, 2, 6, 40, seed=1), inputs(device, F32, 2, 6, 40, seed=2))
+    )
+    with use_backend("reference"):
+        wanted = selective_scan_fn(**second)
+    with use_backend("cuda"):
+        selective_scan_fn(**first)
+        seen = selective_scan_fn(**second)
+    assert ops._prepared._calls
+    assert all(relative_error(a, b) < 2e-6 for a, b in zip(seen, wanted))
+
+
 def test_what_the_kernels_do_not_take_says_why(device: str) -> None:
     place = torch.device(device)
     for call, word in [

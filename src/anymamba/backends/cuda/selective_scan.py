@@ -7,21 +7,49 @@ tile is, and into how many segments time is cut when there are too few channels 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from anymamba.backends import Operator
 from anymamba.backends.cuda import device_refusal
-from anymamba.backends.cuda.runtime import Kernel, Variant, cached, runtime
+from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients
 
-__all__ = ["BackwardShape", "ForwardShape", "refusal", "selective_scan_backward", "selective_scan_forward", "variants"]
+__all__ = [
+    "BackwardShape",
+    "ForwardShape",
+    "prepare",
+    "refusal",
+    "selective_scan_backward",
+    "selective_scan_forward",
+    "variants",
+]
 
+SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 MOST_STATES = 256
 FORWARD, BACKWARD, SUMS = "selective_scan_forward", "selective_scan_backward", "selective_scan_sums"
+
+
+class Key(NamedTuple):
+    """What a launch depends on of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    misalignment: int  # of its first element, from 16 bytes
+
+
+class LaunchPlan(NamedTuple):
+    """The launches of one call, in order, and what they need."""
+
+    launches: tuple[Plan, ...]
+    folded: int  # floats for what segments hand on: their states, then their sums of d
+    deltas_at: int  # bytes from the first to the second
+    slices: int = 1  # of the sums over blocks of dB and dC
+    vector_slices: int = 1  # of those of dA, dD, ddelta_bias
 
 
 class ForwardShape(NamedTuple):
@@ -104,7 +132,7 @@ def selective_scan_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
     batch, dim, seqlen = u.shape
-    dstate, groups = A.shape[1], B.shape[1]
+    dstate = A.shape[1]
     pieces = -(-seqlen // CHECKPOINT_LENGTH)
     out = torch.empty_like(delta)
     last_state = A.new_empty((batch, dim, dstate))
@@ -112,31 +140,34 @@ def selective_scan_forward(
     if u.numel() == 0:
         last_state.zero_() if initial_state is None else last_state.copy_(initial_state)
         return out, last_state, checkpoints
-    device = u.get_device()
-    group_dim = dim // groups
-    shape, segments = forward_shape(dstate, u.element_size(), batch * groups, group_dim, seqlen, device)
-    _forward(
-        shape,
-        segments,
-        u,
-        delta,
-        A,
-        B,
-        C,
-        D,
-        z,
-        delta_bias,
-        delta_softplus,
-        initial_state,
-        out,
-        last_state,
-        checkpoints,
-    )
+    _forward(None, 0, u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, out, last_state, checkpoints)
     return out, last_state, checkpoints
 
 
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return a function that does forward calls like this one, or None; see `anymamba.ops._prepared`."""
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state = arguments
+    if u.numel() == 0 or D is not _contiguous(D) or delta_bias is not _contiguous(delta_bias):
+        return None
+    plan = _forward_plan(
+        None, 0, _key(u), _key(delta), _key(A), _key(B), _key(C), _key(z), _key(initial_state),
+        _key(torch.empty_like(delta)), delta_softplus, u.get_device(),
+    )  # fmt: skip
+    state_shape = (u.shape[0], *A.shape)
+
+    def call(
+        u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor | None,
+        z: torch.Tensor | None, delta_bias: torch.Tensor | None, initial_state: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        out, last_state = torch.empty_like(delta), A.new_empty(state_shape)
+        _launch_forward(plan, u, delta, A, B, C, D, z, delta_bias, initial_state, out, last_state, None)
+        return out, last_state
+
+    return call
+
+
 def _forward(
-    shape: ForwardShape,
+    shape: ForwardShape | None,
     segments: int,
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -152,34 +183,64 @@ def _forward(
     last_state: torch.Tensor,
     checkpoints: torch.Tensor | None,
 ) -> None:
+    """Launch the forward; with `shape` and `segments` not the usual ones but these."""
+    D, delta_bias = _contiguous(D), _contiguous(delta_bias)
+    plan = _forward_plan(
+        shape, segments, _key(u), _key(delta), _key(A), _key(B), _key(C), _key(z), _key(initial_state), _key(out),
+        delta_softplus, u.get_device(),
+    )  # fmt: skip
+    _launch_forward(plan, u, delta, A, B, C, D, z, delta_bias, initial_state, out, last_state, checkpoints)
+
+
+def _launch_forward(
+    plan: LaunchPlan, u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    D: torch.Tensor | None, z: torch.Tensor | None, delta_bias: torch.Tensor | None, initial_state: torch.Tensor | None,
+    out: torch.Tensor, last_state: torch.Tensor, checkpoints: torch.Tensor | None,
+) -> None:  # fmt: skip
+    states = deltas = 0
+    if plan.folded:
+        folded = A.new_empty(plan.folded)
+        states, deltas = folded.data_ptr(), folded.data_ptr() + plan.deltas_at
+    for launch in plan.launches:
+        launch(
+            u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), A.data_ptr(), _pointer(D),
+            _pointer(delta_bias), _pointer(initial_state), out.data_ptr(), last_state.data_ptr(), _pointer(checkpoints),
+            states, deltas,
+        )  # fmt: skip
+
+
+@cached
+def _forward_plan(
+    shape: ForwardShape | None, segments: int, u: Key, delta: Key, A: Key, B: Key, C: Key, z: Key | None,
+    initial_state: Key | None, out: Key, softplus: bool, device: int,
+) -> LaunchPlan:  # fmt: skip
+    """Return the launches for tensors of this metadata."""
     batch, dim, seqlen = u.shape
     dstate, groups = A.shape[1], B.shape[1]
-    device = u.get_device()
-    group_dim = dim // groups
+    size, group_dim = SIZES[u.dtype], dim // groups
+    if shape is None:
+        shape, segments = forward_shape(dstate, size, batch * groups, group_dim, seqlen, device)
     group_blocks = -(-group_dim // shape.channels)
     segments, segment_length = _cut(seqlen, segments)
-    D, delta_bias = _contiguous(D), _contiguous(delta_bias)
-    vector, matrix_vector = shape.vector, min(16 // u.element_size(), shape.vector * shape.lanes)
-    flags = [_packed(tensor, vector) for tensor in (u, delta, z, out)]
-    matrix_flags = [_packed(tensor, matrix_vector) for tensor in (B, C)]
+    vector, matrix_vector = shape.vector, min(16 // size, shape.vector * shape.lanes)
+    flags = [_packed(key, vector) for key in (u, delta, z, out)]
+    matrix_flags = [_packed(key, matrix_vector) for key in (B, C)]
     packed = seqlen % vector == 0 and all(flags)
     matrix_packed = seqlen % matrix_vector == 0 and all(matrix_flags)
-    kernels = _forward_kernels(
-        shape, u.dtype, z is not None, delta_softplus, packed, matrix_packed, segments > 1, device
-    )
-    folded = A.new_empty(batch * dim * segments * (dstate + 1)) if segments > 1 else None
-    parameters = kernels[-1].pack(
-        u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), A.data_ptr(), _pointer(D),
-        _pointer(delta_bias), _pointer(initial_state), out.data_ptr(), last_state.data_ptr(), _pointer(checkpoints),
-        _pointer(folded), 0 if folded is None else folded.data_ptr() + 4 * batch * dim * segments * dstate,
-        *u.stride(), *delta.stride(), *_strides(z), *out.stride(), *B.stride(), *C.stride(), *A.stride(),
-        *_strides(initial_state), dim, group_dim, group_blocks, seqlen, dstate, -(-seqlen // CHECKPOINT_LENGTH),
-        segments, segment_length, *flags, *matrix_flags,
+    values = (
+        *u.stride, *delta.stride, *_strides(z), *out.stride, *B.stride, *C.stride, *A.stride, *_strides(initial_state),
+        dim, group_dim, group_blocks, seqlen, dstate, -(-seqlen // CHECKPOINT_LENGTH), segments, segment_length,
+        *flags, *matrix_flags,
     )  # fmt: skip
     blocks, block = batch * groups * group_blocks, (shape.threads, 1, 1)
-    if segments > 1:
-        kernels[0].launch((blocks, segments - 1, 1), block, shape.shared_bytes(True), parameters)
-    kernels[-1].launch((blocks, segments, 1), block, shape.shared_bytes(False), parameters)
+    launches = []
+    for state_only in (True, False) if segments > 1 else (False,):
+        variant = _forward_variant(shape, NAMES[u.dtype], z is not None, softplus, packed, matrix_packed, state_only)
+        kernel = runtime().load(variant, device)
+        grid = (blocks, segments - state_only, 1)
+        launches.append(kernel.plan(grid, block, shape.shared_bytes(state_only), *values))
+    sequences = batch * dim * segments if segments > 1 else 0
+    return LaunchPlan(tuple(launches), sequences * (dstate + 1), 4 * sequences * dstate)
 
 
 def selective_scan_backward(
@@ -205,8 +266,6 @@ def selective_scan_backward(
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`. dB and dC are sums over blocks by atomic additions, whose
     order, and so the last bits, differ between runs; under `torch.use_deterministic_algorithms(True)` they do not.
     """
-    batch, dim, seqlen = u.shape
-    dstate, groups = A.shape[1], B.shape[1]
     du, ddelta = torch.empty_like(u), torch.empty_like(delta)
     dz = None if z is None else torch.empty_like(z) if dz_out is None else dz_out
     dinitial = None if initial_state is None else torch.empty_like(initial_state, memory_format=torch.contiguous_format)
@@ -229,17 +288,15 @@ def selective_scan_backward(
         if not return_out:
             out = None
     out_here = torch.empty_like(delta) if return_out and out is None else None
-    shape = backward_shape(dstate)
-    segments = backward_segments(shape, batch * groups, dim // groups, seqlen, u.get_device())
     dA, dB, dC, dD, dbias = _backward(
-        shape, segments, u, delta, A, B, C, D, z, delta_bias, delta_softplus, checkpoints, dout, dlast_state, du, ddelta,
-        dz, dinitial, out_here, dB_out, dC_out,
+        None, 0, u, delta, A, B, C, D, z, delta_bias, delta_softplus, checkpoints, dout, dlast_state, du, ddelta, dz,
+        dinitial, out_here, dB_out, dC_out,
     )  # fmt: skip
     return du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial, out if out_here is None else out_here
 
 
 def _backward(
-    shape: BackwardShape,
+    shape: BackwardShape | None,
     segments: int,
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -261,81 +318,112 @@ def _backward(
     dB_out: torch.Tensor | None = None,
     dC_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Launch the backward; with `shape` and `segments` not the usual ones but these."""
     batch, dim, seqlen = u.shape
     dstate, groups = A.shape[1], B.shape[1]
     device = u.get_device()
-    group_dim = dim // groups
-    group_blocks = -(-group_dim // shape.channels)
-    segments, segment_length = _cut(seqlen, segments)
     D, delta_bias = _contiguous(D), _contiguous(delta_bias)
-    vector, matrix_vector = shape.vector, min(16 // u.element_size(), shape.tile)
-    if dout.dtype != u.dtype or not _packed(dout, vector):  # e.g. the expanded gradient of a sum
+    if dout.dtype != u.dtype or dout.stride(-1) != 1:  # e.g. the expanded gradient of a sum
         dout = torch.empty_like(u, memory_format=torch.contiguous_format).copy_(dout)
-    flags = [_packed(tensor, vector) for tensor in (u, delta, z, dout, du, ddelta, dz, out)]
-    matrix_flags = [_packed(tensor, matrix_vector) for tensor in (B, C)]
-    packed = seqlen % vector == 0 and all(flags)
-    matrix_packed = seqlen % matrix_vector == 0 and all(matrix_flags)
     ordered = torch.are_deterministic_algorithms_enabled()
-    kernels = _backward_kernels(
-        shape, u.dtype, z is not None, delta_softplus, packed, matrix_packed, ordered, segments > 1, device
-    )
-    slices = group_blocks if ordered else 1
-    sums = A.new_empty((2, slices, batch, groups, dstate, seqlen))
-    if ordered:  # a slice for each block, every element of which is written; summed below
-        sum_A, sum_D, sum_bias = (
-            None if tensor is None else A.new_empty((batch * segments, *tensor.shape)) for tensor in (A, D, delta_bias)
-        )
-    else:
-        sum_A, sum_D, sum_bias = (
-            None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            for tensor in (A, D, delta_bias)
-        )
-        clear = _clear_kernel(device)
-        clear.launch(
-            (_multiprocessors(device) * 4, 1, 1),
-            (256, 1, 1),
-            0,
-            clear.pack(
-                sums.data_ptr(), _pointer(sum_A), _pointer(sum_D), _pointer(sum_bias), 0,
-                sums.numel(), dim * dstate, 0 if D is None else dim, 0 if delta_bias is None else dim, 0,
-            ),
-        )  # fmt: skip
-    assert sum_A is not None
-    folded = A.new_empty(batch * dim * segments * (dstate + 1)) if segments > 1 else None
-    parameters = kernels[-1].pack(
-        u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), dout.data_ptr(), A.data_ptr(),
-        _pointer(D), _pointer(delta_bias), checkpoints.data_ptr(), _pointer(dlast_state), du.data_ptr(),
-        ddelta.data_ptr(), _pointer(dz), _pointer(out), sums.data_ptr(), sums.data_ptr() + 2 * sums.numel(),
-        sum_A.data_ptr(), _pointer(sum_D), _pointer(sum_bias), _pointer(dinitial),
-        _pointer(folded), 0 if folded is None else folded.data_ptr() + 4 * batch * dim * segments * dstate,
-        *u.stride(), *delta.stride(), *_strides(z), *dout.stride(), *du.stride(), *ddelta.stride(), *_strides(dz),
-        *_strides(out), *B.stride(), *C.stride(), *A.stride(), *_strides(dlast_state), batch, dim, group_dim,
-        group_blocks, seqlen, dstate, -(-seqlen // CHECKPOINT_LENGTH), segments, segment_length, *flags, *matrix_flags,
+    plan = _backward_plan(
+        shape, segments, _key(u), _key(delta), _key(A), _key(B), _key(C), _key(z), _key(dout), _key(dlast_state), _key(du),
+        _key(ddelta), _key(dz), _key(out), delta_softplus, ordered, device,
     )  # fmt: skip
-    blocks, block = batch * groups * group_blocks, (shape.threads, 1, 1)
-    if segments > 1:
-        kernels[0].launch((blocks, segments - 1, 1), block, shape.shared_bytes(), parameters)
-    kernels[-1].launch((blocks, segments, 1), block, shape.shared_bytes(), parameters)
+    sums = A.new_empty((2, plan.slices, batch, groups, dstate, seqlen))
+    vectors = (A, D, delta_bias)
+    if ordered:  # a slice for each block, every element of which is written; summed below
+        sum_A, sum_D, sum_bias = (None if t is None else A.new_empty((plan.vector_slices, *t.shape)) for t in vectors)
+    else:
+        contiguous = torch.contiguous_format
+        sum_A, sum_D, sum_bias = (None if t is None else torch.empty_like(t, memory_format=contiguous) for t in vectors)
+        clear = _clear_plan(
+            sums.numel(), dim * dstate, 0 if D is None else dim, 0 if delta_bias is None else dim, device
+        )
+        clear(sums.data_ptr(), _pointer(sum_A), _pointer(sum_D), _pointer(sum_bias), 0)
+    assert sum_A is not None
+    carries = deltas = 0
+    if plan.folded:
+        folded = A.new_empty(plan.folded)
+        carries, deltas = folded.data_ptr(), folded.data_ptr() + plan.deltas_at
+    for launch in plan.launches:
+        launch(
+            u.data_ptr(), delta.data_ptr(), _pointer(z), B.data_ptr(), C.data_ptr(), dout.data_ptr(), A.data_ptr(),
+            _pointer(D), _pointer(delta_bias), checkpoints.data_ptr(), _pointer(dlast_state), du.data_ptr(),
+            ddelta.data_ptr(), _pointer(dz), _pointer(out), sums.data_ptr(), sums.data_ptr() + 2 * sums.numel(),
+            sum_A.data_ptr(), _pointer(sum_D), _pointer(sum_bias), _pointer(dinitial), carries, deltas,
+        )  # fmt: skip
     if ordered:
         sum_A, sum_D, sum_bias = (None if tensor is None else tensor.sum(0) for tensor in (sum_A, sum_D, sum_bias))
-        sums = sums.sum(1, keepdim=True) if slices > 1 else sums
+        sums = sums.sum(1, keepdim=True) if plan.slices > 1 else sums
         assert sum_A is not None
     dA = sum_A if A.is_contiguous() else torch.empty_like(A).copy_(sum_A)
     if B.dtype == torch.float32 and B.is_contiguous() and C.is_contiguous() and dB_out is None and dC_out is None:
         return dA, sums[0, 0], sums[1, 0], sum_D, sum_bias
     dB = torch.empty_like(B) if dB_out is None else dB_out
     dC = torch.empty_like(C) if dC_out is None else dC_out
-    size = batch * groups * dstate * seqlen
-    finish = _finish_kernel(B.dtype, device)
-    finish.launch(
-        (-(-size // 256), 1, 1),
-        (256, 1, 1),
-        0,
-        finish.pack(
-            sums.data_ptr(), dB.data_ptr(), dC.data_ptr(), *dB.stride(), *dC.stride(), size, groups, dstate, seqlen
-        ),
-    )
+    finish = _finish_plan(B.dtype, dB.stride(), dC.stride(), B.shape, device)
+    finish(sums.data_ptr(), dB.data_ptr(), dC.data_ptr())
     return dA, dB, dC, sum_D, sum_bias
+
+
+@cached
+def _backward_plan(
+    shape: BackwardShape | None, segments: int, u: Key, delta: Key, A: Key, B: Key, C: Key, z: Key | None, dout: Key,
+    dlast_state: Key | None, du: Key, ddelta: Key, dz: Key | None, out: Key | None, softplus: bool, ordered: bool,
+    device: int,
+) -> LaunchPlan:  # fmt: skip
+    """Return the launches for tensors of this metadata."""
+    batch, dim, seqlen = u.shape
+    dstate, groups = A.shape[1], B.shape[1]
+    group_dim = dim // groups
+    if shape is None:
+        shape = backward_shape(dstate)
+        segments = backward_segments(shape, batch * groups, group_dim, seqlen, device)
+    group_blocks = -(-group_dim // shape.channels)
+    segments, segment_length = _cut(seqlen, segments)
+    vector, matrix_vector = shape.vector, min(16 // SIZES[u.dtype], shape.tile)
+    flags = [_packed(key, vector) for key in (u, delta, z, dout, du, ddelta, dz, out)]
+    matrix_flags = [_packed(key, matrix_vector) for key in (B, C)]
+    packed = seqlen % vector == 0 and all(flags)
+    matrix_packed = seqlen % matrix_vector == 0 and all(matrix_flags)
+    values = (
+        *u.stride, *delta.stride, *_strides(z), *dout.stride, *du.stride, *ddelta.stride, *_strides(dz), *_strides(out),
+        *B.stride, *C.stride, *A.stride, *_strides(dlast_state), batch, dim, group_dim, group_blocks, seqlen, dstate,
+        -(-seqlen // CHECKPOINT_LENGTH), segments, segment_length, *flags, *matrix_flags,
+    )  # fmt: skip
+    blocks, block = batch * groups * group_blocks, (shape.threads, 1, 1)
+    launches = []
+    for carry_only in (True, False) if segments > 1 else (False,):
+        variant = _backward_variant(
+            shape, NAMES[u.dtype], z is not None, softplus, packed, matrix_packed, ordered, carry_only
+        )
+        kernel = runtime().load(variant, device)
+        launches.append(kernel.plan((blocks, segments - carry_only, 1), block, shape.shared_bytes(), *values))
+    sequences = batch * dim * segments if segments > 1 else 0
+    return LaunchPlan(
+        tuple(launches),
+        sequences * (dstate + 1),
+        4 * sequences * dstate,
+        group_blocks if ordered else 1,
+        batch * segments if ordered else 1,
+    )
+
+
+@cached
+def _clear_plan(sums: int, matrix: int, D: int, bias: int, device: int) -> Plan:
+    kernel = runtime().load(Variant.of(f"{SUMS}.cu", "selective_scan_clear", X="f32"), device)
+    return kernel.plan((_multiprocessors(device) * 4, 1, 1), (256, 1, 1), 0, sums, matrix, D, bias, 0)
+
+
+@cached
+def _finish_plan(
+    dtype: torch.dtype, dB_stride: tuple[int, ...], dC_stride: tuple[int, ...], shape: tuple[int, ...], device: int
+) -> Plan:
+    batch, groups, dstate, seqlen = shape
+    size = batch * groups * dstate * seqlen
+    kernel = runtime().load(Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=NAMES[dtype]), device)
+    return kernel.plan((-(-size // 256), 1, 1), (256, 1, 1), 0, *dB_stride, *dC_stride, size, groups, dstate, seqlen)
 
 
 # --- the kernels' shapes
@@ -415,7 +503,7 @@ def _cut(seqlen: int, segments: int) -> tuple[int, int]:
 def variants(every: bool = False) -> Iterator[Variant]:
     """Yield the kernels that models use; with `every`, those for other options and for time cut into segments too."""
     for dtype, name in NAMES.items():
-        size = torch.empty((), dtype=dtype).element_size()
+        size = SIZES[dtype]
         for lanes in (2, 4, 8) if size == 2 else (4, 8):
             yield _forward_variant(ForwardShape(lanes, 16, 16 // size, 128, 4, 2), name, True, True, True, True, False)
         yield _backward_variant(backward_shape(16), name, True, True, True, True, False, False)
@@ -463,57 +551,6 @@ def _backward_variant(
 
 
 @cached
-def _forward_kernels(
-    shape: ForwardShape,
-    dtype: torch.dtype,
-    gated: bool,
-    softplus: bool,
-    packed: bool,
-    matrix_packed: bool,
-    cut: bool,
-    device: int,
-) -> tuple[Kernel, ...]:
-    """Return the kernel, and before it, if time is cut, the one for the segments' states."""
-    return tuple(
-        runtime().load(
-            _forward_variant(shape, NAMES[dtype], gated, softplus, packed, matrix_packed, state_only), device
-        )
-        for state_only in ([True, False] if cut else [False])
-    )
-
-
-@cached
-def _backward_kernels(
-    shape: BackwardShape,
-    dtype: torch.dtype,
-    gated: bool,
-    softplus: bool,
-    packed: bool,
-    matrix_packed: bool,
-    ordered: bool,
-    cut: bool,
-    device: int,
-) -> tuple[Kernel, ...]:
-    """Return the kernel, and before it, if time is cut, the one for what segments hand on."""
-    return tuple(
-        runtime().load(
-            _backward_variant(shape, NAMES[dtype], gated, softplus, packed, matrix_packed, ordered, carry_only), device
-        )
-        for carry_only in ([True, False] if cut else [False])
-    )
-
-
-@cached
-def _clear_kernel(device: int) -> Kernel:
-    return runtime().load(Variant.of(f"{SUMS}.cu", "selective_scan_clear", X="f32"), device)
-
-
-@cached
-def _finish_kernel(dtype: torch.dtype, device: int) -> Kernel:
-    return runtime().load(Variant.of(f"{SUMS}.cu", "selective_scan_finish", X=NAMES[dtype]), device)
-
-
-@cached
 def _multiprocessors(device: int) -> int:
     return int(runtime().driver.multiprocessors(device))
 
@@ -527,25 +564,26 @@ def _shared_limit(device: int) -> int:
 # --- small things
 
 
-def _packed(tensor: torch.Tensor | None, vector: int) -> bool:
+def _packed(key: Key | None, vector: int) -> bool:
     """Return whether steps are neighbours and every aligned group of `vector` steps may be moved by one access."""
-    if tensor is None:
-        return True
-    strides = tensor.stride()
-    return strides[-1] == 1 and not (
-        strides[0] % vector
-        or strides[1] % vector
-        or strides[-2] % vector
-        or tensor.data_ptr() % (vector * tensor.element_size())
+    return key is None or (
+        key.stride[-1] == 1
+        and not any(stride % vector for stride in key.stride[:-1])
+        and not key.misalignment % (vector * SIZES[key.dtype])
     )
+
+
+def _key(tensor: Any) -> Any:
+    """Return the metadata that a launch depends on; None for None."""
+    return None if tensor is None else Key(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)
 
 
 def _pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _strides(tensor: torch.Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if tensor is None else tensor.stride()
+def _strides(key: Key | None) -> tuple[int, ...]:
+    return (0, 0, 0) if key is None else key.stride
 
 
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
