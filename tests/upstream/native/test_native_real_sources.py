@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from anymamba.upstream.native.rules import Rule, all_rules, work_out
+from anymamba.machine.compilers import read_compilers
+from anymamba.upstream.native.rules import Rule, all_rules, rule, work_out, write
 from anymamba.upstream.native.sources import get_sources
 
 pytestmark = pytest.mark.network
@@ -42,3 +44,44 @@ def test_each_rule_alone_and_all_together(release: tuple[Path, str, str]) -> Non
         same_place = sum(a == b for a, b in zip(change.before.splitlines(), change.after.splitlines()))
         if change.file.startswith("csrc/"):
             assert same_place > 0.9 * len(change.before.splitlines()), change.file
+
+
+INSTANCE = """\
+#include "reverse_scan.cuh"
+struct Add { __device__ int operator()(int a, int b) const { return a + b; } };
+struct Nothing { __device__ int operator()(int whole) { return 0; } };
+__global__ void scan(int *data) {
+    using Scan = BlockReverseScan<int, 128>;
+    __shared__ typename Scan::TempStorage storage;
+    int in[1] = {data[threadIdx.x]}, out[1];
+    Nothing nothing;
+    Scan(storage).InclusiveReverseScan(in, out, Add(), nothing);
+    data[threadIdx.x] = out[0];
+}
+"""
+
+
+def nvcc_13() -> str:
+    nvcc = next((one for one in read_compilers().nvcc if (one.release or (0, 0)) >= (13, 0)), None)
+    return nvcc.path if nvcc is not None else ""
+
+
+def test_a_real_nvcc_13_says_what_the_rule_says_and_is_content_with_the_edit(tmp_path: Path) -> None:
+    nvcc = nvcc_13()
+    if not nvcc:
+        pytest.skip("needs nvcc 13")
+    source = get_sources("mamba_ssm", "2.2.5", tmp_path / "source", python=Path(sys.executable)).folder
+    unit = source / "csrc" / "selective_scan" / "instance.cu"
+    unit.write_text(INSTANCE, encoding="utf-8")
+
+    def compiled() -> subprocess.CompletedProcess[str]:
+        command = [nvcc, "-ptx", "-arch=sm_90", "-std=c++17", "-o", str(tmp_path / "instance.ptx"), str(unit)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    before = compiled()
+    assert before.returncode != 0
+    assert 'namespace "cub" has no member "LaneId"' in before.stderr + before.stdout
+    assert 'namespace "cub" has no member "CTA_SYNC"' in before.stderr + before.stdout
+    write(source, work_out(source, "mamba_ssm", "2.2.5", [rule("cub-names")])[0])
+    after = compiled()
+    assert after.returncode == 0, after.stderr
