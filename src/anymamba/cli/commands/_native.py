@@ -124,7 +124,7 @@ def _advice(requirements: Sequence[str], *, install: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        words = ["install", "--mode native"] if install else ["build", "--resume"]
+        words = ["build", "--resume", *(["--install"] if install else [])]
         terminal().note(f"What was compiled is kept; to go on: {escape(' '.join(['anymamba', *words, *requirements]))}")
         raise
 

@@ -15,7 +15,12 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[REQ]...", help="Such as mamba_ssm==2.2.2 causal_conv1d==1.4.0, which is the default."),
     ] = None,
-    wheel_dir: Annotated[Path, typer.Option(metavar="D", help="Where the wheels go.")] = Path(),
+    wheel_dir: Annotated[
+        Path | None, typer.Option(metavar="D", help="Where the wheels go; by default here, or nowhere with --install.")
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Then install them, and prove them in a fresh process.")
+    ] = False,
     arch: Annotated[
         str, typer.Option(metavar="A", help="native: this machine's cards; all: what the toolkit knows; or 8.6,8.9.")
     ] = "native",
@@ -52,7 +57,7 @@ def command(
     Example: anymamba build causal_conv1d==1.4.0 mamba_ssm==2.2.2 --arch 8.6 --wheel-dir wheels
     """
     native(
-        requirements or [], install=False, dry_run=dry_run, wheel_dir=wheel_dir, arch=arch, jobs=jobs, source=source,
+        requirements or [], install=install, dry_run=dry_run, wheel_dir=wheel_dir, arch=arch, jobs=jobs, source=source,
         mirror=mirror, offline=offline, resume=resume, keep=keep, rules=rules or [], without=without or [],
         hang_minutes=hang_minutes, as_json=as_json,
     )  # fmt: skip

@@ -25,7 +25,10 @@ def command(
         typer.Option("--with", metavar="NAME", help="vmamba: its scan modules; fork: what a fork of mamba_ssm needs."),
     ] = None,
     mode: Annotated[
-        Mode, typer.Option(help="native: compile upstream's own kernels here (anymamba build), and install those.")
+        Mode,
+        typer.Option(
+            help="native: compile upstream's own kernels here and install those; as anymamba build --install does."
+        ),
     ] = Mode.PORT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="The newest of both packages, where none is named.")] = False,
