@@ -64,6 +64,7 @@ def test_a_console_of_that_code_page_is_written_to(code_page: int, tmp_path: Pat
     script = (
         "import ctypes, subprocess, sys\n"
         "kernel = ctypes.windll.kernel32\n"
+        "kernel.FreeConsole()\n"
         "kernel.AllocConsole()\n"
         f"if not kernel.SetConsoleOutputCP({code_page}): sys.exit(77)\n"
         f"kernel.SetConsoleCP({code_page})\n"

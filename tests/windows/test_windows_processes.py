@@ -62,6 +62,8 @@ with exit_with_errors_explained():
 
 def test_ctrl_c_in_a_console_takes_an_install_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYMAMBA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     for name in ("mamba_ssm", "causal_conv1d"):
         write_sdist(tmp_path, name)
     python = make_environment(tmp_path / "environment")
