@@ -12,6 +12,7 @@ folder outside the repository, `test` runs the whole test-suite inside it, `shel
 - `prepare`      the steps of `setup`, each done once for the inputs it depends on
 - `turns`        many may use it at once, but only one change it
 - `product`      this checkout's product in a Windows Python
+- `checkout`     dev.py there, on a copy of this checkout
 - `suite`        the test-suite in a Windows Python
 - `forwarder`    a DLL without code, for one that wine lacks
 - `lock`         the lock files, written anew

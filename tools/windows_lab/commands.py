@@ -1,4 +1,4 @@
-"""The commands: setup, test, shell, clean, lock."""
+"""The commands: setup, test, shell, dev, clean, lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.windows_lab import junit, lock, prepare, product, runner, suite, wine
+from tools.windows_lab import checkout, junit, lock, prepare, product, runner, suite, wine
 from tools.windows_lab.interpreters import INTERPRETERS
 from tools.windows_lab.layout import FOLDER_VARIABLE, REPOSITORY, Layout, default_root
 from tools.windows_lab.say import say
@@ -35,7 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     clean = commands.add_parser("clean", help="remove the laboratory")
     commands.add_parser("lock", help="write the lock files anew from pyproject.toml (needs uv)")
 
-    for command in (setup, test, shell):
+    dev = commands.add_parser("dev", help="dev.py in a Windows Python, on a copy of this checkout: dev demo")
+    dev.add_argument("words", nargs="+", metavar="WORD", help="demo, or -- test --no-lint ...")
+
+    for command in (setup, test, shell, dev):
         command.add_argument("--python", action="append", choices=VERSIONS, help="only this Windows Python")
     test.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as pytest's -k")
     test.add_argument(
@@ -66,6 +69,10 @@ def main(arguments: Sequence[str]) -> int:
         if chosen.command == "shell":
             with prepare.ready(layout, versions[-1:]) as found:
                 return _shell(found, versions[-1], chosen.words)
+        if chosen.command == "dev":
+            with prepare.ready(layout, versions[-1:]) as found:
+                outcome = checkout.dev(found, versions[-1], list(chosen.words), timeout=1800)
+                return DONE if outcome.ok else FAILED
         if chosen.command == "setup":
             with prepare.ready(layout, versions):
                 return DONE
