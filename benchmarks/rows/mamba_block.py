@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from anymamba.measure.bench.blocks import mamba_block
 from anymamba.ops import mamba_inner_fn
 from benchmarks.measure import Candidate, Row, measure
 
@@ -47,13 +48,7 @@ def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 def block(inner: Any, hidden: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
     """Run the block on (batch, seqlen, MODEL)."""
-    batch, seqlen, _ = hidden.shape
-    xz = (w["in_proj"] @ hidden.reshape(batch * seqlen, MODEL).t()).view(-1, batch, seqlen).transpose(0, 1)
-    out: torch.Tensor = inner(
-        xz, w["conv_weight"], w["conv_bias"], w["x_proj"], w["delta_proj"], w["out_proj"], None, -torch.exp(w["A_log"]),
-        None, None, w["D"], delta_bias=w["delta_bias"], delta_softplus=True,
-    )  # fmt: skip
-    return out
+    return mamba_block(inner)(hidden, **w)
 
 
 def _block(upstream: Any, dtype: torch.dtype, batch: int, seqlen: int) -> Iterator[Row]:

@@ -15,11 +15,12 @@ from anymamba.ops.causal_conv1d import (
 )
 
 
-def _mamba(draw: Draw) -> dict[str, Any]:
+def mamba(draw: Draw, batch: int = 2, dim: int = 24, seqlen: int = 37) -> dict[str, Any]:
+    """Return the arguments of the call in a Mamba block."""
     return {
-        "x": draw.normal(2, 24, 37),
-        "weight": draw.normal(24, 4),
-        "bias": draw.normal(24),
+        "x": draw.normal(batch, dim, seqlen),
+        "weight": draw.normal(dim, 4),
+        "bias": draw.normal(dim),
         "activation": "silu",
     }
 
@@ -46,12 +47,13 @@ def _packed(draw: Draw) -> dict[str, Any]:
     }
 
 
-def _step(draw: Draw) -> dict[str, Any]:
+def step(draw: Draw, batch: int = 3, dim: int = 24) -> dict[str, Any]:
+    """Return the arguments of a decoding step."""
     return {
-        "x": draw.normal(3, 24, grad=False),
-        "conv_state": draw.normal(3, 24, 4, grad=False),
-        "weight": draw.normal(24, 4, grad=False),
-        "bias": draw.normal(24, grad=False),
+        "x": draw.normal(batch, dim, grad=False),
+        "conv_state": draw.normal(batch, dim, 4, grad=False),
+        "weight": draw.normal(dim, 4, grad=False),
+        "bias": draw.normal(dim, grad=False),
         "activation": "silu",
     }
 
@@ -71,10 +73,10 @@ def _varlen(draw: Draw) -> dict[str, Any]:
 
 
 CASES = [
-    Case(CAUSAL_CONV1D, "as in a Mamba block", causal_conv1d_fn, _mamba, quick=True),
+    Case(CAUSAL_CONV1D, "as in a Mamba block", causal_conv1d_fn, mamba, quick=True),
     Case(CAUSAL_CONV1D, "channel last, states in and out", causal_conv1d_fn, _states),
     Case(CAUSAL_CONV1D, "packed sequences", causal_conv1d_fn, _packed),
-    Case(CAUSAL_CONV1D_UPDATE, "one step", causal_conv1d_update, _step, changed=("conv_state",), quick=True),
+    Case(CAUSAL_CONV1D_UPDATE, "one step", causal_conv1d_update, step, changed=("conv_state",), quick=True),
     Case(CAUSAL_CONV1D_UPDATE, "circular, indexed", causal_conv1d_update, _circular, changed=("conv_state",)),
     Case(CAUSAL_CONV1D_VARLEN_STATES, "three sequences", causal_conv1d_varlen_states, _varlen, quick=True),
 ]

@@ -10,8 +10,8 @@ from anymamba.measure.cases import Case, Draw
 from anymamba.ops.selective_scan import SELECTIVE_SCAN, selective_scan_fn
 
 
-def _mamba(draw: Draw) -> dict[str, Any]:
-    batch, dim, dstate, seqlen = 2, 12, 16, 37
+def mamba(draw: Draw, batch: int = 2, dim: int = 12, dstate: int = 16, seqlen: int = 37) -> dict[str, Any]:
+    """Return the arguments of the call in a Mamba block."""
     return {
         "u": draw.normal(batch, dim, seqlen),
         "delta": draw.normal(batch, dim, seqlen, scale=0.5),
@@ -56,7 +56,7 @@ def _complex(draw: Draw) -> dict[str, Any]:
 
 
 CASES = [
-    Case(SELECTIVE_SCAN, "as in a Mamba block", selective_scan_fn, _mamba, quick=True),
+    Case(SELECTIVE_SCAN, "as in a Mamba block", selective_scan_fn, mamba, quick=True),
     Case(SELECTIVE_SCAN, "groups, states in and out, 300 steps", selective_scan_fn, _continued),
     Case(SELECTIVE_SCAN, "complex A", selective_scan_fn, _complex),
 ]

@@ -8,8 +8,8 @@ from anymamba.measure.cases import Case, Draw
 from anymamba.ops.selective_state_update import SELECTIVE_STATE_UPDATE, selective_state_update
 
 
-def _mamba(draw: Draw) -> dict[str, Any]:
-    batch, dim, dstate = 2, 24, 16
+def mamba(draw: Draw, batch: int = 2, dim: int = 24, dstate: int = 16) -> dict[str, Any]:
+    """Return the arguments of the call in Mamba.step."""
     return {
         "state": draw.normal(batch, dim, dstate, grad=False),
         "x": draw.normal(batch, dim, grad=False),
@@ -46,7 +46,7 @@ CASES = [
         SELECTIVE_STATE_UPDATE,
         "as in Mamba.step",
         selective_state_update,
-        _mamba,
+        mamba,
         changed=("state",),
         quick=True,
     ),

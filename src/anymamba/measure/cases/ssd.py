@@ -24,8 +24,11 @@ def _inputs(draw: Draw, batch: int, seqlen: int, heads: int, headdim: int, group
     }
 
 
-def _mamba2(draw: Draw) -> dict[str, Any]:
-    return _inputs(draw, 2, 75, 4, 16, 1, 16) | {"D": draw.normal(4, dtype=draw.wide)}
+def mamba2(
+    draw: Draw, batch: int = 2, seqlen: int = 75, heads: int = 4, headdim: int = 16, dstate: int = 16
+) -> dict[str, Any]:
+    """Return the arguments of the call in a Mamba-2 block."""
+    return _inputs(draw, batch, seqlen, heads, headdim, 1, dstate) | {"D": draw.normal(heads, dtype=draw.wide)}
 
 
 def _everything(draw: Draw) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def _inside(draw: Draw) -> dict[str, Any]:
 _STEPS = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 CASES = [
-    Case(SSD, "as in a Mamba-2 block", mamba_chunk_scan_combined, _mamba2, quick=True),
+    Case(SSD, "as in a Mamba-2 block", mamba_chunk_scan_combined, mamba2, quick=True),
     Case(SSD, "packed, gated, states in and out", mamba_chunk_scan_combined, _everything),
     Case(
         SSD,
