@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import anymamba
+from index_server import IndexServer, serve_index
 from small_upstream import make_environment, site_packages, write_sdist
 
 WANTED = ["mamba_ssm==99.0", "causal_conv1d==99.0"]
@@ -81,3 +84,24 @@ def test_an_environment_without_torch_is_told_how_to_get_it(tmp_path: Path) -> N
     ))  # fmt: skip
     assert result.returncode == 8
     assert b"-m pip install torch" in result.stderr.replace(b"\n", b" ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C is tested on Windows itself (tests/windows)")
+def test_ctrl_c_while_a_slow_index_is_waited_for(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(path.name for path in site_packages(python).iterdir())
+    with serve_index(IndexServer(delay=3)) as server:
+        environment = {
+            key: value for key, value in os.environ.items() if key.lower() not in ("http_proxy", "all_proxy")
+        }
+        environment |= {"PIP_INDEX_URL": f"{server.url}/simple", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
+        environment["PYTHONPATH"] = str(Path(anymamba.__file__).parents[1])
+        command = [sys.executable, "-m", "anymamba", "install", *WANTED, "--python", str(python)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        until = time.monotonic() + 60
+        while not server.requests and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.decode().rstrip().endswith("Stopped; nothing was left half done.")
+    assert sorted(path.name for path in site_packages(python).iterdir()) == before

@@ -36,8 +36,9 @@ def _special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 def _refused(archive: Path, tmp_path: Path, match: str, limits: Limits = Limits()) -> None:  # noqa: B008
     into = tmp_path / "into"
     into.mkdir()
-    with pytest.raises(UnsafeArchiveError, match=match):
+    with pytest.raises(UnsafeArchiveError, match=match) as caught:
         unpack(archive, into, limits)
+    assert caught.value.next_step
     assert list(into.iterdir()) == []
     assert not (tmp_path / "evil").exists()
 
@@ -144,6 +145,14 @@ def test_a_bomb_in_a_header_is_refused(tmp_path: Path) -> None:
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
     archive = _tar(tmp_path / "p-1.tar.gz", *((f"p-1/{n}", b"") for n in range(20)))
     _refused(archive, tmp_path, "more than 10 members", Limits(members=10))
+
+
+def test_a_hundred_thousand_members_are_refused_while_counting(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("p-1/")
+    header.type = tarfile.DIRTYPE
+    thousand = gzip.compress(header.tobuf(tarfile.GNU_FORMAT) * 1000)
+    (tmp_path / "p-1.tar.gz").write_bytes(thousand * 100 + gzip.compress(bytes(1024)))
+    _refused(tmp_path / "p-1.tar.gz", tmp_path, "more than 5000 members")
 
 
 def test_two_top_folders_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The environments are virtual ones that see this interpreter's torch and pip; the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -498,3 +499,97 @@ def recorded() -> Callable[[], Any]:
             pass
 
     return Recorded
+
+
+@pytest.mark.parametrize("when", ["unpacking", "first write", "last write", "pip"])
+def test_a_disk_that_is_and_stays_full_leaves_the_environment_as_it_was(
+    python: Path, plan: Plan, quick_pip: None, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Undoing works on the full disk too: it renames and deletes, and writes nothing."""
+    _foreign_package(python)
+    before = _content(python)
+    write, full = State._write, [when == "first write"]
+
+    def no_room(*_: object, **__: object) -> None:
+        full[0] = True
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    def writing(path: Path, content: Any) -> None:
+        if full[0] or (when == "last write" and path.name == "installed.json"):
+            no_room()
+        write(path, content)
+
+    with monkeypatch.context() as filling:
+        filling.setattr(State, "_write", staticmethod(writing))
+        if when == "unpacking":
+            filling.setattr("anymamba.upstream.archive._write", no_room)
+        if when == "pip":
+            filling.setattr(transaction, "_pip_install", no_room)
+        with pytest.raises(NotWritableError, match="No space left") as caught:
+            install(plan, prove=_holds)
+    assert "make room" in caught.value.next_step
+    assert _content(python) == before
+    install(plan, prove=_holds)  # with room again, and without cleaning by hand
+
+
+def test_a_stale_lock_file_is_no_lock(python: Path, plan: Plan, quick_pip: None) -> None:
+    lock = site_packages(python) / FOLDER / "lock"
+    lock.parent.mkdir()
+    lock.write_text("12345", encoding="utf-8")
+    assert install(plan, prove=_holds).packages
+
+
+_HOLDER = """
+import sys, time
+from pathlib import Path
+from anymamba.upstream.environment import inspect_environment
+from anymamba.upstream.state import State
+
+with State(inspect_environment(Path(sys.argv[1]))).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_process_locks_until_it_ends_and_no_longer(python: Path, plan: Plan, quick_pip: None) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(anymamba.__file__).parents[1])}
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(python)], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline().strip() == b"held"
+        with pytest.raises(EnvironmentLockedError) as caught:
+            install(plan, prove=_holds)
+        assert "the same command again" in caught.value.next_step
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert install(plan, prove=_holds).packages
+
+
+def test_what_conda_installed_comes_back(python: Path, plan: Plan, quick_pip: None) -> None:
+    _foreign_package(python)
+    (site_packages(python) / "mamba_ssm-2.2.2.dist-info/INSTALLER").write_text("conda", encoding="utf-8")
+    record = python.parent.parent / "conda-meta" / "mamba-ssm-2.2.2-py310_0.json"
+    record.parent.mkdir()
+    record.write_text("{}", encoding="utf-8")
+    assert inspect_environment(python).conda
+    before = _content(python)
+    install(plan, prove=_holds)
+    uninstall(python)
+    assert _content(python) == before and record.is_file()
+
+
+def test_a_package_in_a_folder_that_is_searched_first_is_noticed(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a --user installation, or a checkout on PYTHONPATH: it would hide the port."""
+    info = tmp_path / "user site" / "mamba_ssm-2.2.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamba_ssm\nVersion: 2.2.2\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(info.parent))
+    assert inspect_environment(python).installed["mamba_ssm"].hides
+    with pytest.raises(InstallError, match="would hide") as caught:
+        make_plan(["mamba_ssm==2.2.2"], python)
+    assert "pip uninstall mamba_ssm" in caught.value.next_step
+    monkeypatch.delenv("PYTHONPATH")
+    _foreign_package(python)
+    assert not inspect_environment(python).installed["mamba_ssm"].hides

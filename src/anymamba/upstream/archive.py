@@ -35,6 +35,8 @@ class Limits:
 
 LIMITS = Limits()
 
+_NEXT_STEP = "get it from elsewhere: pip config set global.index-url ADDRESS, then the same command again"
+
 _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\.|$)")
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\\ud800-\udfff]')
 
@@ -84,10 +86,12 @@ def _damage_named(archive: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, UnicodeError, ValueError) as error:
-        raise UnsafeArchiveError(f"{archive.name} is not a readable archive.", why=str(error)) from error
+        raise UnsafeArchiveError(
+            f"{archive.name} is not a readable archive.", why=str(error), next_step=_NEXT_STEP
+        ) from error
     except OSError as error:
         if error.errno is None:  # zlib and gzip raise OSError for damaged data
-            raise UnsafeArchiveError(f"{archive.name} is damaged.", why=str(error)) from error
+            raise UnsafeArchiveError(f"{archive.name} is damaged.", why=str(error), next_step=_NEXT_STEP) from error
         raise
 
 
@@ -138,10 +142,12 @@ def _check(archive: Path, members: Iterator[_Member], limits: Limits, one_folder
     total = 0
     for count, member in enumerate(members, start=1):
         if count > limits.members:
-            raise UnsafeArchiveError(f"{archive.name} has more than {limits.members} members.")
+            raise UnsafeArchiveError(f"{archive.name} has more than {limits.members} members.", next_step=_NEXT_STEP)
         total += member.size
         if member.size < 0 or total > limits.total_bytes:
-            raise UnsafeArchiveError(f"{archive.name} unpacks to more than {limits.total_bytes} bytes.")
+            raise UnsafeArchiveError(
+                f"{archive.name} unpacks to more than {limits.total_bytes} bytes.", next_step=_NEXT_STEP
+            )
         parts = _parts(archive, member.name, limits)
         tops.add(parts[0])
         if one_folder and len(parts) == 1 and not member.folder:
@@ -159,7 +165,9 @@ def _check(archive: Path, members: Iterator[_Member], limits: Limits, one_folder
     if collisions := sorted(files.keys() & folders.keys()):
         raise _unsafe(archive, files[collisions[0]], "a folder has the same name")
     if one_folder and len(tops) != 1:
-        raise UnsafeArchiveError(f"{archive.name} has {len(tops)} top folders, but a source archive has one.")
+        raise UnsafeArchiveError(
+            f"{archive.name} has {len(tops)} top folders, but a source archive has one.", next_step=_NEXT_STEP
+        )
     return tops.pop() if tops else ""
 
 
@@ -208,7 +216,9 @@ class _Bounded(io.RawIOBase):
         block = self._stream.read(self._left + 1 if size < 0 else min(size, self._left + 1))
         self._left -= len(block)
         if self._left < 0:
-            raise UnsafeArchiveError(f"{self._name} unpacks to more than is allowed (a decompression bomb?).")
+            raise UnsafeArchiveError(
+                f"{self._name} unpacks to more than is allowed (a decompression bomb?).", next_step=_NEXT_STEP
+            )
         return block
 
 
@@ -223,4 +233,6 @@ def _open_tar(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
 
 
 def _unsafe(archive: Path, member: str, why: str) -> UnsafeArchiveError:
-    return UnsafeArchiveError(f"{archive.name} holds {member.encode('ascii', 'backslashreplace').decode()!r}: {why}.")
+    return UnsafeArchiveError(
+        f"{archive.name} holds {member.encode('ascii', 'backslashreplace').decode()!r}: {why}.", next_step=_NEXT_STEP
+    )

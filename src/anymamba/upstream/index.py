@@ -215,7 +215,7 @@ class Index:
             length = response.headers.get("Content-Length", "")
             total = have + int(length) if length.isdigit() else None
             if (total or 0) > LARGEST_DOWNLOAD:
-                raise IntegrityError(f"{found.file} is said to have {total} bytes, more than {LARGEST_DOWNLOAD}.")
+                raise _too_large(found, f"is said to have {total}")
             with part.open("ab" if have else "wb") as file:
                 for block in response.iter_raw():  # as it comes: a size would hold back, and lose, what came last
                     with _cache_written():
@@ -223,7 +223,7 @@ class Index:
                     have += len(block)
                     progress.advance(have, total)
                     if have > LARGEST_DOWNLOAD:
-                        raise IntegrityError(f"{found.file} has more than {LARGEST_DOWNLOAD} bytes.")
+                        raise _too_large(found, f"has more than {have}")
         if total is not None and have < total:
             raise OSError(f"the connection closed after {have} of {total} bytes")
 
@@ -234,7 +234,7 @@ class Index:
                 return call()
             except _NETWORK_ERRORS as error:
                 status = getattr(getattr(error, "response", None), "status_code", 0)
-                if 400 <= status < 500 and status != 429:
+                if (400 <= status < 500 and status != 429) or isinstance(error, _http.TooManyRedirects):
                     raise
             except _ServerFailedError as error:
                 if "Server Error" not in str(error):
@@ -242,6 +242,14 @@ class Index:
             self._sleep(wait)
             wait *= 2
         return call()
+
+
+def _too_large(found: Found, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"{found.file} {what} bytes; no source archive has more than {LARGEST_DOWNLOAD}.",
+        why=f"{found.origin} serves something other than what was published.",
+        next_step="use another index: pip config set global.index-url ADDRESS",
+    )
 
 
 @contextmanager
