@@ -10,7 +10,7 @@ from anymamba.doctor.torch_index import install_command
 from anymamba.machine import Machine
 
 # (first CUDA release, first _MSC_VER it refuses); measured with the headers of 11.8, 12.9 and 13.5
-_MSC_LIMITS = (((13, 0), 1960), ((12, 4), 1950), ((0, 0), 1940))
+MSC_LIMITS = (((13, 0), 1960), ((12, 4), 1950), ((0, 0), 1940))
 # (first CUDA release, newest gcc it takes)
 _GCC_LIMITS = (((13, 0), 15), ((12, 8), 14), ((12, 4), 13), ((12, 0), 12), ((11, 5), 11), ((0, 0), 10))
 _OLDEST_GCC = 9  # C++17 as torch 2.1's headers need it
@@ -189,7 +189,7 @@ def studio_for_cuda(machine: Machine) -> Result | None:
     if not studios or nvcc is None or nvcc.release is None:
         return None
     release = nvcc.release
-    limit = next(limit for start, limit in _MSC_LIMITS if release >= start)
+    limit = next(limit for start, limit in MSC_LIMITS if release >= start)
     fitting = [
         toolset for studio in studios for toolset in studio.toolsets if 1900 + int(toolset.split(".")[1]) < limit
     ]

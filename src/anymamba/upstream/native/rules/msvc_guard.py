@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from anymamba.doctor.checks.compilers import MSC_LIMITS
 from anymamba.upstream.native.rules import Flags, Rule, Target
-
-# (first CUDA release, first _MSC_VER that its host_config.h refuses); read in the headers of 11.8, 12.9 and 13.5
-LIMITS = (((13, 0), 1960), ((12, 4), 1950), ((0, 0), 1940))
 
 
 def first_refused(cuda: tuple[int, int]) -> int:
     """Return the first _MSC_VER that this CUDA refuses."""
-    return next(limit for start, limit in LIMITS if cuda >= start)
+    return next(limit for start, limit in MSC_LIMITS if cuda >= start)
 
 
 def _wanted(target: Target) -> bool:
