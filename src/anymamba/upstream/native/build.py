@@ -237,11 +237,15 @@ def _failure(plan: NativePlan, package: PackageBuild, outcome: Outcome, log: Pat
             next_step=f"close other programs, or add swap; then {again} --jobs 1",
         )
     elif cause is not None:
-        fixes = [run or fix.text["en"] for run, fix in cause.fixes("windows" if plan.target.windows else "linux")]
+        system = "windows" if plan.target.windows else "linux"
+        # what we were doing is no cure; the port is one, after those that let the build go on
+        fixes = [run or fix.text["en"] for run, fix in cause.fixes(system) if not run.startswith("anymamba")]
         error = BuildFailedError(
             f"{what}: {cause.title('en')}",
             why=f"{cause.cause('en')} The log: {log}",
-            next_step=f"{fixes[0]}; then {again}" if fixes else again,
+            next_step=f"{fixes[0]}; then {again}"
+            if fixes
+            else f"{again}, once that is cured; or: anymamba install    (no compiler)",
         )
     else:
         error = BuildFailedError(
