@@ -100,6 +100,15 @@ def test_whatever_an_index_does_it_is_got_through_or_named(
     assert not [path for path in cache_folder().rglob("*") if path.is_file()], "something was kept"
 
 
+def test_the_documents_table_is_this_one() -> None:
+    rows = [
+        f"| {name} | {ends.__name__ + ', exit code ' + str(ends.exit_code) if ends else 'got through'} |"
+        for name, _, ends in TABLE
+    ]
+    document = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in document
+
+
 def test_a_yanked_release_is_taken_only_when_it_is_named(server: IndexServer, tmp_path: Path) -> None:
     server.yanked = ("99.0",)
     with _index(server) as index:

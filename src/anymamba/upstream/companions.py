@@ -53,26 +53,36 @@ def collect_companions(
     """
     files: dict[str, Path] = {}
     wanted: dict[str, SpecifierSet] = {}
-    seen: dict[str, set[str]] = {}
-    queue = _requirements(own, extras, target)
-    while queue:
-        requirement = queue.pop(0)
-        name = canonicalize_name(requirement.name)
-        if name in _NEVER:
-            continue
-        wanted[name] = wanted.get(name, SpecifierSet()) & requirement.specifier
-        new_extras = requirement.extras - seen.setdefault(name, set())
-        seen[name] |= requirement.extras
-        have = files.get(name)
-        if have is None or not wanted[name].contains(parse_wheel_filename(have.name)[1], prereleases=True):
-            if have is not None:
-                have.unlink()
-            progress.step(f"Downloading {name}")
-            files[name] = have = _download(f"{requirement.name}{wanted[name]}", folder, target)
-            new_extras = seen[name]
-        elif not new_extras:
-            continue
-        queue += _requirements(have, new_extras, target)
+    asked: dict[str, set[str]] = {}  # extras, by package
+    level = _requirements(own, extras, target)
+    while level:  # all that is new at once: pip takes longer to start than to fetch
+        spread: dict[str, set[str]] = {}  # whose requirements come next, for which extras
+        for requirement in level:
+            name = canonicalize_name(requirement.name)
+            if name in _NEVER:
+                continue
+            wanted[name] = wanted.get(name, SpecifierSet()) & requirement.specifier
+            new = requirement.extras - asked.setdefault(name, set())
+            asked[name] |= new
+            have = files.get(name)
+            if have is None or not wanted[name].contains(parse_wheel_filename(have.name)[1], prereleases=True):
+                spread[name] = asked[name]
+            elif new:
+                spread.setdefault(name, set()).update(new)
+        fetch = [
+            name
+            for name in spread
+            if name not in files
+            or not wanted[name].contains(parse_wheel_filename(files[name].name)[1], prereleases=True)
+        ]
+        if fetch:
+            progress.step(f"Downloading {', '.join(fetch)}")
+        for path in _download([f"{name}{wanted[name]}" for name in fetch], folder, target):
+            name = canonicalize_name(parse_wheel_filename(path.name)[0])
+            if name in files and files[name] != path:
+                files[name].unlink()
+            files[name] = path
+        level = [r for name, more in spread.items() for r in _requirements(files[name], more, target)]
     return sorted(files.values())
 
 
@@ -101,7 +111,7 @@ def own_wheel(folder: Path) -> Path:
     checkout = Path(anymamba.__file__).parents[2]
     if not (checkout / "pyproject.toml").is_file():
         raise MachineError("This anymamba is neither installed nor a checkout.", next_step="pip install anymamba")
-    return _pip(["wheel", "--no-deps"], ["--wheel-dir"], str(checkout), folder, "anymamba could not be built")
+    return _pip(["wheel", "--no-deps"], "--wheel-dir", [str(checkout)], folder, "anymamba could not be built")[0]
 
 
 def _requirements(wheel: Path, extras: Iterable[str], target: Target) -> list[Requirement]:
@@ -119,17 +129,20 @@ def _requirements(wheel: Path, extras: Iterable[str], target: Target) -> list[Re
     ]
 
 
-def _download(requirement: str, folder: Path, target: Target) -> Path:
+def _download(requirements: list[str], folder: Path, target: Target) -> list[Path]:
+    if not requirements:
+        return []
     options = ["download", "--no-deps", "--only-binary", ":all:", *target.pip_options]
-    return _pip(options, ["--dest"], requirement, folder, f"pip finds no wheel of {requirement} for the target")
+    otherwise = f"pip finds no wheels of {', '.join(requirements)} for the target"
+    return _pip(options, "--dest", requirements, folder, otherwise)
 
 
-def _pip(options: list[str], into: list[str], what: str, folder: Path, otherwise: str) -> Path:
-    """Let pip put one file into a folder of its own, and take it from there."""
+def _pip(options: list[str], into: str, what: list[str], folder: Path, otherwise: str) -> list[Path]:
+    """Let pip put a file for each of `what` into a folder of its own, and take them from there."""
     with tempfile.TemporaryDirectory(prefix="anymamba-", ignore_cleanup_errors=True) as place:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", *options]
         done = subprocess.run(
-            [*command, *into, place, what],
+            [*command, into, place, *what],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -137,10 +150,10 @@ def _pip(options: list[str], into: list[str], what: str, folder: Path, otherwise
             check=False,
         )
         files = list(Path(place).glob("*.whl"))
-        if done.returncode != 0 or len(files) != 1:
+        if done.returncode != 0 or len(files) != len(what):
             raise SourceError(
                 f"{otherwise}.",
                 why="\n".join(done.stderr.strip().splitlines()[-3:]),
                 next_step="check `pip config list`, or choose another --python-version",
             )
-        return Path(shutil.copyfile(files[0], folder / files[0].name))
+        return [Path(shutil.copyfile(file, folder / file.name)) for file in files]

@@ -63,7 +63,8 @@ def command(
     if any(port.altered for port in ports):
         for port in ports:
             for file in port.altered:
-                screen.note(f"{file.state}: {escape(str(Path(port.location, file.path)))}")
+                path = escape(str(Path(port.location, file.path)))
+                screen.err.print(f"{file.state}: {path}", soft_wrap=True)  # whole: it is made to be pasted
         screen.note("Put right by: anymamba install")
         raise typer.Exit(1)
 
