@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["System", "read_system"]
+__all__ = ["System", "processor_name", "read_system"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,17 @@ def read_system(*, environ: Mapping[str, str] = os.environ) -> System:
         wsl=name == "Linux" and _is_wsl(),
         language=system_language(environ),
     )
+
+
+def processor_name() -> str:
+    """Return the processor's name as its maker calls it, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def system_language(environ: Mapping[str, str] = os.environ) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from anymamba.backends import Operator, requested
+from anymamba.backends import Operator, requested, tuned
 
 __all__ = ["DEVICES", "Prepared", "forget"]
 
@@ -55,3 +55,6 @@ def forget() -> None:
     """Forget all prepared calls (tests, when they change the runtime beneath)."""
     for prepared in _all:
         prepared._calls.clear()
+
+
+tuned.on_forget(forget)

@@ -22,7 +22,7 @@ _pool_size = 0
 _lock = threading.Lock()
 
 
-def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1) -> None:
+def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1, most: int = 0) -> None:
     """Call ``function(first, last)`` so that every item in range(items) is covered once; return when all are done.
 
     Parameters
@@ -33,8 +33,10 @@ def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1
         How many there are.
     at_least : int
         Items worth a thread: fewer run on the calling thread.
+    most : int
+        At most so many threads; 0: as many as PyTorch uses.
     """
-    threads = min(torch.get_num_threads(), items // max(at_least, 1))
+    threads = min(most or torch.get_num_threads(), items // max(at_least, 1))
     if threads <= 1:
         if items:
             function(0, items)

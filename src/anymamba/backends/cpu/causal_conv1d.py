@@ -10,6 +10,7 @@ block after, then dx, the filter's gradient (per batch entry, added in order), a
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import sigmoid
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
+from anymamba.backends.cpu._tuning import settings
 from anymamba.backends.torch.causal_conv1d import (
     causal_conv1d_update,
     causal_conv1d_varlen_states,
@@ -35,7 +37,8 @@ __all__ = [
     "refusal",
 ]
 
-BLOCK = 128  # steps transposed at a time
+BLOCK = 128  # steps transposed at a time, unless tuned
+FORWARD = "causal_conv1d forward"
 
 
 def causal_conv1d_forward(
@@ -55,10 +58,12 @@ def causal_conv1d_forward(
     out = torch.empty_like(x, dtype=work)
     arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
 
-    def work_items(first: int, after: int) -> None:
-        _forward(first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
+    how = settings(FORWARD, sys.modules[__name__], BLOCK, batch * dim, seqlen, x_.element_size())
 
-    run(work_items, batch * -(-dim // LANES))
+    def work_items(first: int, after: int) -> None:
+        _forward(how.block, first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
+
+    run(work_items, batch * -(-dim // LANES), most=how.threads)
     return like(x, out), final_states(x, width, seq_idx, initial_states) if return_final_states else None
 
 
@@ -216,13 +221,13 @@ def _filter(weight, bias, c0, lanes, width, w, lane_bias):
 
 @kernel
 def _forward(
-    first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    block, first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
     states, s_b, s_d, s_k, has_states, out, out_b, out_d, out_t,
 ):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     tiles = (dim + LANES - 1) // LANES
-    xb = np.empty((BLOCK + width - 1, LANES), dtype=x.dtype)
-    yb = np.empty((BLOCK, LANES), dtype=x.dtype)
+    xb = np.empty((block + width - 1, LANES), dtype=x.dtype)
+    yb = np.empty((block, LANES), dtype=x.dtype)
     w = np.empty((width, LANES), dtype=x.dtype)
     lane_bias = np.empty(LANES, dtype=x.dtype)
     for tile in range(first, after):
@@ -231,8 +236,8 @@ def _forward(
         lanes = min(LANES, dim - c0)
         _filter(weight, bias, c0, lanes, width, w, lane_bias)
         row = b * seqlen
-        for t0 in range(0, seqlen, BLOCK):
-            steps = min(BLOCK, seqlen - t0)
+        for t0 in range(0, seqlen, block):
+            steps = min(block, seqlen - t0)
             _window(x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb)
             _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb)
             if silu:

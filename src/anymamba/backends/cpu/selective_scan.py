@@ -19,6 +19,7 @@ Tried and lost: lanes as states (one reduction across lanes a step); a scan in l
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,13 @@ from anymamba.backends.cpu._compile import flat, kernel
 from anymamba.backends.cpu._math import LN2, LOG2E, exp2, sigmoid, softplus
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
+from anymamba.backends.cpu._tuning import settings
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients, SelectiveScanCall
 
 __all__ = ["refusal", "selective_scan_backward", "selective_scan_forward"]
 
-BLOCK = 64  # steps transposed at a time
+BLOCK = 64  # steps transposed at a time, unless tuned
+FORWARD = "selective_scan forward"
 PIECE = CHECKPOINT_LENGTH
 SLOTS = 16  # least work items of the backward: fixed, so that sums are the same whatever the number of threads
 
@@ -79,15 +82,17 @@ def selective_scan_forward(
     tiles = batch * groups * (-(-(dim // groups) // LANES))
     A2 = _array(A * LOG2E)
 
+    how = settings(FORWARD, sys.modules[__name__], BLOCK, batch * dim, seqlen, A.element_size())
+
     def work_items(first: int, after: int) -> None:
         _forward(
-            first, after, batch, dim, seqlen, dstate, groups, *tensors, A2,
+            how.block, first, after, batch, dim, seqlen, dstate, groups, *tensors, A2,
             vector(D, dim, A), vector(delta_bias, dim, A), D is not None, delta_bias is not None, delta_softplus,
             flat(state), *state.stride(), initial_state is not None,
             flat(out), *out.stride(), flat(last), flat(checkpoints), pieces,
         )  # fmt: skip
 
-    run(work_items, tiles)
+    run(work_items, tiles, most=how.threads)
     result = out if u.dtype == work else torch.empty_like(delta, dtype=u.dtype).copy_(out)
     return result, last, checkpoints if save else None
 
@@ -199,7 +204,7 @@ def _discretise(raw: Any, steps: int, bias: Any, with_softplus: bool, step: Any)
 
 @kernel
 def _forward(
-    first, after, batch, dim, seqlen, dstate, groups,
+    block, first, after, batch, dim, seqlen, dstate, groups,
     u, u_b, u_d, u_t, delta, delta_b, delta_d, delta_t, z, z_b, z_d, z_t,
     B, B_b, B_g, B_n, B_t, C, C_b, C_g, C_n, C_t, has_z, A2,
     D, bias, has_D, has_bias, with_softplus,
@@ -211,10 +216,10 @@ def _forward(
     tiles_a_group = (channels + LANES - 1) // LANES
     h = np.empty((dstate, LANES), dtype=A2.dtype)
     decay = np.empty((dstate, LANES), dtype=A2.dtype)
-    ub = np.empty((BLOCK, LANES), dtype=A2.dtype)
-    db = np.empty((BLOCK, LANES), dtype=A2.dtype)
-    raw = np.empty((BLOCK, LANES), dtype=A2.dtype)
-    yb = np.empty((BLOCK, LANES), dtype=A2.dtype)
+    ub = np.empty((block, LANES), dtype=A2.dtype)
+    db = np.empty((block, LANES), dtype=A2.dtype)
+    raw = np.empty((block, LANES), dtype=A2.dtype)
+    yb = np.empty((block, LANES), dtype=A2.dtype)
     lane_D = np.zeros(LANES, dtype=A2.dtype)
     lane_bias = np.zeros(LANES, dtype=A2.dtype)
     for tile in range(first, after):
@@ -230,8 +235,8 @@ def _forward(
                 inside = lane < lanes
                 decay[n, lane] = A2[(c0 + lane) * dstate + n] if inside else 0
                 h[n, lane] = state[b * state_b + (c0 + lane) * state_d + n * state_n] if has_state and inside else 0
-        for t0 in range(0, seqlen, BLOCK):
-            steps = min(BLOCK, seqlen - t0)
+        for t0 in range(0, seqlen, block):
+            steps = min(block, seqlen - t0)
             if pieces > 0 and t0 % PIECE == 0:
                 for lane in range(lanes):
                     start = ((b * dim + c0 + lane) * pieces + t0 // PIECE) * dstate

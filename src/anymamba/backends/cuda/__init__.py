@@ -57,7 +57,13 @@ def device_refusal(device: torch.device) -> str | None:
 
 def families() -> tuple[str, ...]:
     """Return the operator families that have kernels: the modules of this package."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg))
+    return tuple(
+        sorted(
+            module.name
+            for module in pkgutil.iter_modules(__path__)
+            if not module.ispkg and not module.name.startswith("_")
+        )
+    )
 
 
 def variants(wanted: Sequence[str] = (), every: bool = False) -> Iterator[Variant]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, overload
 
 import torch
 
-from anymamba.backends import Operator
-from anymamba.backends.cuda import device_refusal
+from anymamba.backends import Operator, tuned
+from anymamba.backends.cuda import _tuning, device_refusal
 from anymamba.backends.cuda.runtime import Kernel, Plan, Variant, cached, runtime
 
 __all__ = [
@@ -395,6 +395,10 @@ def _forward_plan(
     aligned = not channels and _aligned(1, x, out)
     pieces = _pieces(1, x, aligned)
     each = 4 if pieces >= 1024 else 2  # of one thread: long rows have threads enough
+    if not channels:
+        kind = shape_class(SIZES[x.dtype], batch * dim, seqlen)
+        found = _tuning.chosen(TUNED, "causal_conv1d_forward.cu", kind, device, PIECES)
+        each = each if found is None else found["pieces"]
     variant = _variant(
         "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype, weight.shape[1],
         silu, aligned, has_states, each,
@@ -470,6 +474,19 @@ def _update_plan(
         *_stride(bias, 1), *_stride(lengths, 1), *_stride(indices, 1), *out_stride, batch, dim, seqlen,
         state.shape[2],
     )  # fmt: skip
+
+
+# --- tuning
+
+TUNED = "causal_conv1d forward"
+PIECES = ({"pieces": 2}, {"pieces": 4})
+"""What of the forward kernel of rows can be tuned: the pieces that one thread reads before it computes the first. More have
+more bytes on their way, fewer leave more threads."""
+
+
+def shape_class(itemsize: int, channels: int, seqlen: int) -> str:
+    """Return the sizes that the best number of pieces depends on, in words."""
+    return f"channels {tuned.power(channels)}, length {tuned.power(seqlen)}, {itemsize} bytes"
 
 
 # --- geometry

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anymamba.backends import Operator
-from anymamba.backends.cuda import device_refusal
+from anymamba.backends import Operator, tuned
+from anymamba.backends.cuda import _tuning, device_refusal
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients
 
@@ -429,8 +429,52 @@ def _finish_plan(
 # --- the kernels' shapes
 
 
-@functools.lru_cache(maxsize=4096)
+TUNED = "selective_scan forward"
+
+
+def shape_class(dstate: int, itemsize: int, channels: int, seqlen: int) -> str:
+    """Return the sizes that the forward kernel's best shape depends on, in words; what is tuned holds for all of a class."""
+    sizes = f"channels {tuned.power(channels)}, length {tuned.power(seqlen)}"
+    return f"{sizes}, states {tuned.power(dstate)}, {itemsize} bytes"
+
+
+def offered(usual: ForwardShape, segments: int, seqlen: int) -> list[dict[str, int]]:
+    """Return what can be tuned: lanes that share a channel (few: fewer instructions; many: more warps), threads of a block,
+    blocks a multiprocessor that registers must leave room for, and segments that time is cut into.
+    """
+    most = max(1, seqlen // CHECKPOINT_LENGTH)
+    cuts = dict.fromkeys((segments, max(segments // 2, 1), min(segments * 2, most, 32)))
+    every_lanes = (2, 4, 8) if usual.lanes <= 8 and usual.states % 8 == 0 else (usual.lanes,)
+    return [
+        {"lanes": lanes, "threads": threads, "min_blocks": blocks, "segments": cut}
+        for lanes in every_lanes
+        for threads in (64, 128, 256)
+        for blocks in (1, 2, 3, 4, 6)
+        for cut in cuts
+        # registers of one multiprocessor: 65536, and a thread has at least 32
+        if blocks * threads <= 1024
+    ]
+
+
+@cached
 def forward_shape(
+    dstate: int, itemsize: int, sequences: int, group_dim: int, seqlen: int, device: int
+) -> tuple[ForwardShape, int]:
+    """Return the shape and the number of segments: tuned, or the usual."""
+    usual, segments = usual_forward_shape(dstate, itemsize, sequences, group_dim, seqlen, device)
+    kind = shape_class(dstate, itemsize, sequences * group_dim, seqlen)
+    found = _tuning.chosen(TUNED, f"{FORWARD}.cu", kind, device, offered(usual, segments, seqlen))
+    if found is None:
+        return usual, segments
+    lanes = found["lanes"]
+    shape = usual._replace(
+        lanes=lanes, states=_padded(dstate, lanes), threads=found["threads"], min_blocks=found["min_blocks"]
+    )
+    return shape, found["segments"]
+
+
+@functools.lru_cache(maxsize=4096)
+def usual_forward_shape(
     dstate: int, itemsize: int, sequences: int, group_dim: int, seqlen: int, device: int
 ) -> tuple[ForwardShape, int]:
     """Return the shape, and the number of segments, for `sequences` (batch times groups) of `group_dim` channels."""

@@ -7,15 +7,14 @@ import platform
 import subprocess
 import time
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from anymamba import __version__
-from anymamba.machine.system import read_system
+from anymamba.machine.system import processor_name, read_system
 
-__all__ = ["busy", "clock", "facts", "processor", "versions"]
+__all__ = ["busy", "clock", "facts", "versions"]
 
 _PACKAGES = ("numba", "numpy", "triton", "triton-windows", "mamba-ssm", "causal-conv1d", "transformers", "mambapy")
 
@@ -25,7 +24,7 @@ def facts(device: torch.device) -> dict[str, Any]:
     system = read_system()
     found: dict[str, Any] = {
         "system": f"{system.name} {system.release}",
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": system.cores,
         "memory_gb": system.memory_gb,
         "device": str(device),
@@ -43,17 +42,6 @@ def facts(device: torch.device) -> dict[str, Any]:
             "driver": _nvidia("driver_version"),
         }
     return found
-
-
-def processor() -> str:
-    """Return the processor's name as its maker calls it, as far as the system tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:
