@@ -17,7 +17,7 @@ ALL = """
 import sys
 from anymamba.cli import main
 from anymamba.cli.terminal import terminal
-for words in (["--help"], ["backends"], ["doctor"], ["explain", sys.argv[1]]):
+for words in (command.split("|") for command in sys.argv[1:]):
     terminal.cache_clear()
     sys.argv = ["anymamba", *words]
     code = 0
@@ -37,19 +37,23 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("encoding", ["cp936", "ascii"])
-def test_every_command_can_be_read_in_the_consoles_code_page(encoding: str, log: Path, python: Run) -> None:
-    result = python(["-c", ALL, str(log)], {"PYTHONIOENCODING": encoding, "PYTHONUTF8": None})
+# ascii: the least that a console can show. The long commands once: one code page says as much as two.
+@pytest.mark.parametrize(
+    ("encoding", "commands"), [("cp936", ["--help", "backends", "doctor", "explain"]), ("ascii", ["--help", "explain"])]
+)
+def test_every_command_can_be_read_in_the_consoles_code_page(
+    encoding: str, commands: list[str], log: Path, python: Run
+) -> None:
+    words = [f"{command}|{log}" if command == "explain" else command for command in commands]
+    result = python(["-c", ALL, *words], {"PYTHONIOENCODING": encoding, "PYTHONUTF8": None})
     text = result.stdout.decode(encoding)  # strict: a byte that the code page lacks is an error
     said = text + result.stderr.decode(encoding, "replace")
     assert result.returncode == 0, said
     assert "Traceback" not in said
-    assert re.findall(r"<(\S+) ended with (\d)>", text) == [
-        ("--help", "0"),
-        ("backends", "0"),
-        ("doctor", "1") if "<doctor ended with 1>" in text else ("doctor", "0"),  # a finding is no failure
-        ("explain", "0"),
-    ]
+    ended = dict(re.findall(r"<(\S+) ended with (\d+)>", text))
+    assert list(ended) == commands
+    assert {code for command, code in ended.items() if command != "doctor"} == {"0"}
+    assert ended.get("doctor", "0") in {"0", "1"}  # a finding about this machine is no failure
 
 
 def test_a_log_in_code_page_936_is_understood(log: Path, python: Run) -> None:
