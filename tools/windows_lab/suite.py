@@ -17,7 +17,7 @@ from tools.windows_lab.product import environment
 from tools.windows_lab.say import say
 from tools.windows_lab.wine import Wine, windows_path
 
-_ENDED = re.compile(r"\[ *\d+%\]")  # with which pytest -v ends a test's line; words and percents come in pieces
+_ENDED = re.compile(r"\[ *\d+%\]")  # with which pytest -v ends a test's line
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,6 @@ class _Progress:
     def __init__(self, name: str, log: Path, verbose: bool) -> None:
         self._name, self._path, self._verbose = name, log, verbose
         self._last = time.monotonic()
-        self._ended = 0
 
     def __enter__(self) -> _Progress:
         self._log = self._path.open("w", encoding="utf-8")
@@ -107,13 +106,13 @@ class _Progress:
             return
         self._log.write(text)
         self._log.flush()
-        self._ended += len(_ENDED.findall(text))
         if self._verbose:
             sys.stdout.write(text)
             sys.stdout.flush()
         elif time.monotonic() - self._last > 30:
             self._last = time.monotonic()
-            say(f"{self._name}: {self._ended} tests so far")
+            ended = len(_ENDED.findall(self._path.read_text(encoding="utf-8")))  # whole: words come in pieces
+            say(f"{self._name}: {ended} tests so far")
 
 
 def complaints(results: Mapping[str, Result | None]) -> list[str]:
