@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -27,11 +28,9 @@ def test_kernels_with_crlf_have_the_same_parameters(tmp_path: Path, monkeypatch:
             getattr(function, "cache_clear", lambda: None)()
         found = {}
         for file in files:
-            for line in read(file).text.splitlines():
-                if "__global__" in line and "void" in line:
-                    kernel = line.partition("(")[0].split()[-1]
-                    if kernel.isidentifier():
-                        found[file] = layout(file, kernel)
+            kernels = re.findall(r"(\w+)\(const \w+ p\)", read(file).text)
+            assert kernels, file
+            found.update({kernel: layout(file, kernel) for kernel in kernels})
         return found
 
     before = layouts()

