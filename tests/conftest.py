@@ -12,6 +12,7 @@ import pytest
 os.environ.pop("ANYMAMBA_BACKEND", None)
 
 hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("brief", max_examples=6, deadline=None, derandomize=True)  # the Windows laboratory
 hypothesis.settings.register_profile("thorough", max_examples=400, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
