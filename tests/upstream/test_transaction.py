@@ -532,6 +532,26 @@ def test_a_disk_that_is_and_stays_full_leaves_the_environment_as_it_was(
     install(plan, prove=_holds)  # with room again, and without cleaning by hand
 
 
+@pytest.mark.skipif(os.name == "nt", reason="folders have no such modes there; the tests above stand for it")
+def test_a_site_packages_that_is_another_accounts_or_read_only_is_named(python: Path) -> None:
+    """The system itself refuses: a folder without write permission, and an account that is not root."""
+    site = site_packages(python)
+    state, before = State(inspect_environment(python)), _content(python)
+    root = os.geteuid() == 0
+    site.chmod(0o555)
+    try:
+        if root:
+            os.seteuid(65534)
+        with pytest.raises(NotWritableError, match="cannot be changed; it is as it was") as caught, state.locked():
+            pass
+    finally:
+        if root:
+            os.seteuid(0)
+        site.chmod(0o755)
+    assert "virtual environment" in caught.value.next_step
+    assert _content(python) == before
+
+
 def test_a_stale_lock_file_is_no_lock(python: Path, plan: Plan, quick_pip: None) -> None:
     lock = site_packages(python) / FOLDER / "lock"
     lock.parent.mkdir()
