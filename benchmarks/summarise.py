@@ -20,9 +20,10 @@ BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
 WORDS: dict[str, dict[str, str]] = {
     "README.md": {
         "gpu": "### Speed on a GPU",
-        "gpu about": "{gpu}, PyTorch {torch}, {date}; milliseconds, median of interleaved rounds in one process, beside upstream's own "
-        "compiled extension or Triton kernels. Below 1: faster, or less memory. `python benchmarks/gpu.py --upstream DIR`",
-        "gpu head": "| operator | size | dtype | pass | anymamba | upstream | time ratio | memory ratio |",
+        "gpu about": "{gpu}, PyTorch {torch}, {date}; bf16; milliseconds, median of interleaved rounds in one process, beside "
+        "upstream's own compiled extension or Triton kernels; kernels alone (a replayed CUDA graph) where that was timed, else an "
+        "eager call. The JSON files in benchmarks/results hold every row, fp16 and fp32 and eager too. Below 1: faster, or less memory. `python benchmarks/gpu.py --upstream DIR`",
+        "gpu head": "| operator | size | pass | anymamba | upstream | time ratio | memory ratio |",
         "cpu": "### Speed on a CPU",
         "cpu about": "PyTorch {torch}, {threads} threads, float32; milliseconds, median of interleaved rounds. Upstream: the loop that "
         "its own packages run without a GPU. `python benchmarks/cpu_reference.py --upstream DIR`",
@@ -37,9 +38,9 @@ WORDS: dict[str, dict[str, str]] = {
     },
     "README.zh-CN.md": {
         "gpu": "### GPU 上的速度",
-        "gpu about": "{gpu}，PyTorch {torch}，{date}；单位毫秒，同一进程内交替测量取中位数，与上游自己的编译扩展或 Triton 内核并列。"
+        "gpu about": "{gpu}，PyTorch {torch}，{date}；bf16；单位毫秒，同一进程内交替测量取中位数，与上游自己的编译扩展或 Triton 内核并列；有 CUDA graph 重放计时的取纯内核时间，否则为 eager 调用。benchmarks/results 中的 JSON 含全部行（fp16、fp32、eager）。"
         "比值小于 1 表示更快或更省显存。`python benchmarks/gpu.py --upstream DIR`",
-        "gpu head": "| 算子 | 规模 | 类型 | 阶段 | anymamba | 上游 | 时间比 | 显存比 |",
+        "gpu head": "| 算子 | 规模 | 阶段 | anymamba | 上游 | 时间比 | 显存比 |",
         "cpu": "### CPU 上的速度",
         "cpu about": "PyTorch {torch}，{threads} 线程，float32；单位毫秒，交替测量取中位数。上游：其软件包在没有 GPU 时运行的循环。"
         "`python benchmarks/cpu_reference.py --upstream DIR`",
@@ -78,10 +79,11 @@ def main() -> int:
 def summary(words: dict[str, str]) -> Iterator[str]:
     """Yield the lines between the markers."""
     for kind, rows in (("tests", test_rows), ("windows", windows_rows), ("gpu", gpu_rows), ("cpu", cpu_rows)):
-        path = RESULTS / f"{kind}.json"
-        if not path.is_file():
+        files = sorted(RESULTS.glob(f"{kind}.json" if kind != "gpu" else "h200-*.json"))
+        if not files:
             continue
-        data = json.loads(path.read_text(encoding="utf-8"))
+        parts = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        data = {**parts[0], "rows": [row for part in parts for row in part.get("rows", [])]}
         head = words[f"{kind} head"]
         yield from ("", words[kind], "", words[f"{kind} about"].format(**about(data)), "", head)
         yield "|" + "---|" * (head.count("|") - 1)
@@ -96,14 +98,14 @@ def about(data: Any) -> dict[str, Any]:
 def gpu_rows(data: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each row measured beside upstream."""
     for row in data["rows"]:
-        ours, theirs = row["eager"].get("anymamba"), row["eager"].get("upstream")
-        if not ours or not theirs:
+        times = row["graph"] or row["eager"]
+        ours, theirs = times.get("anymamba"), times.get("upstream")
+        if not ours or not theirs or row["dtype"] != "bfloat16":
             continue
         memory = row["peak_mb"]
         saved = f"{memory['anymamba'] / memory['upstream']:.2f}" if len(memory) == 2 and memory["upstream"] else "-"
         yield (
-            f"| {row['operator']} | {row['shape']} | {row['dtype'].replace('bfloat', 'bf').replace('float', 'fp')} "
-            f"| {row['direction']} | {median(ours):.3f} | {median(theirs):.3f} | {median(ours) / median(theirs):.2f} | {saved} |"
+            f"| {row['operator']} | {row['shape']} | {row['direction']} | {median(ours):.3f} | {median(theirs):.3f} | {median(ours) / median(theirs):.2f} | {saved} |"
         )
 
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 __all__ = ["serve_forks"]
 
@@ -53,7 +54,7 @@ class _Loader(importlib.abc.Loader):
         self._families = families
 
     def exec_module(self, module: ModuleType) -> None:
-        names = {}
+        names: dict[str, Any] = {}
         for family in self._families:
             ours = importlib.import_module(f"anymamba.ops.{family}")
             for name in ours.__all__:
