@@ -133,6 +133,23 @@ def test_what_is_too_slow_is_left_out_before_the_full_size_runs() -> None:
     assert "about 262 s" in result.rows[0].message
 
 
+def test_one_slow_moment_of_a_busy_machine_leaves_nothing_out() -> None:
+    lengths: list[int] = []
+
+    def traced(**arguments: Any) -> Any:
+        lengths.append(arguments["x"].shape[-1])
+        return CONV.ours(**arguments)
+
+    def watch(call: Any, count: int) -> float:
+        lengths.clear()
+        call()
+        return 0.55 if lengths[-1:] == [64] else 1e-3  # an eighth of the length: 500 times what it should take
+
+    candidates = [Implementation("right", "yes", {CONV.name: traced}, ours=True)]
+    result = bench(plan(Work(CONV, Size(1, 512, 8), FORWARD), watch=watch, limit=5.0), Silent(), candidates)
+    assert [row.status for row in result.rows] == ["measured"]
+
+
 def test_the_estimate_goes_on_growing_as_it_grew_between_its_bounds() -> None:
     assert estimate(1.0, 2.0, 3) == 16
     assert estimate(1.0, 4.0, 3) == 256

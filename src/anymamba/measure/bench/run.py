@@ -220,20 +220,25 @@ def _checked(
 
 
 def _expected(plan: Plan, work: Work, function: Callable[..., Any], watch: Stopwatch) -> float:
-    """Return about how long a call at the full size will take, from calls at a sixteenth and an eighth of the length."""
-    size = work.size
+    """Return about how long a call at the full size will take, from calls at a sixteenth of the length and up.
+
+    On a busy machine one short call tells little, and eight times its noise is no estimate: it goes on to longer ones until
+    the answer is no longer in doubt.
+    """
+    size, before = work.size, 0.0
     if size.length < 64:
         return 0.0
-    probes = []
-    for part in (16, 8):
-        short = size._replace(length=size.length // part)
+    for doublings in (4, 3, 2, 1):
+        short = size._replace(length=size.length >> doublings)
         call = _call(work, function, work.subject.arguments(Draw(plan.dtype, plan.device), *short))
-        if part == 16:
-            call()
-        probes.append(watch(call, 1))
-        if probes[-1] > plan.limit:
-            return estimate(probes[-1] / 2, probes[-1], 3 if part == 8 else 4)
-    return estimate(probes[0], probes[1], 3)
+        now = watch(call, 1)
+        if now < plan.limit / 10:  # the first may have loaded something
+            now = min(now, watch(call, 1))
+        expected = estimate(before or now / 2, now, doublings)
+        if now * 2**doublings > plan.limit or (before and expected <= plan.limit):
+            break
+        before = now
+    return expected
 
 
 def _direction(work: Work, arguments: dict[str, Any]) -> dict[str, Any]:
