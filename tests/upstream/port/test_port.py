@@ -85,8 +85,9 @@ def test_a_broken_module_of_ours_breaks_no_import_but_the_names_use(
     monkeypatch.setitem(sys.modules, "anymamba.ops.layer_norm", None)  # type: ignore[arg-type]
     module = importlib.import_module(REDIRECT)
     assert module.layer_norm_ref(3) == 6
+    assert module.layer_norm_fn(0) == "upstream's kernel"  # the stand-in's leads to no kernel: upstream's text serves
     with pytest.raises(MissingOperatorError) as caught:
-        module.layer_norm_fn(torch.zeros(2, 2))
+        module.only_upstream_has_this(torch.zeros(2, 2))
     assert "triton" in str(caught.value.why)
 
 
