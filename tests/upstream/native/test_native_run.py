@@ -88,8 +88,10 @@ def test_ctrl_c_ends_the_whole_tree_and_the_next_run_makes_only_what_is_missing(
     _, alive = psutil.wait_procs(tree, timeout=2)
     assert tree and not alive
     (tmp_path / "b" / "cut.cu").write_text("", encoding="utf-8")
-    assert build.run().code == 0
+    seen: list[Snapshot] = []
+    assert build.run(report=seen.append).code == 0
     assert build.runs("done.cu") == 1 and build.runs("cut.cu") == 2
+    assert seen[0].total == 2  # that object and the link
 
 
 def test_a_ninja_that_was_killed_outright_leaves_a_build_that_goes_on(tmp_path: Path) -> None:

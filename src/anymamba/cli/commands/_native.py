@@ -135,7 +135,7 @@ def _advice(requirements: Sequence[str], *, install: bool) -> Iterator[None]:
 
 
 def _how_far(snapshot: Snapshot, *, live: bool) -> str:
-    text = f"{snapshot.done}/{snapshot.total}"
+    text = f"{snapshot.done}/{snapshot.total}" if snapshot.total else "all made before"
     if not live:
         return text
     if snapshot.remaining is not None:

@@ -137,6 +137,7 @@ def run_ninja(
     """
     words = {**(environment or os.environ), "NINJA_STATUS": "[%f/%t] ", "PYTHONUNBUFFERED": "1"}
     command = [ninja, "-j", str(jobs), *targets]
+    total = _to_make(ninja, folder, targets, words)
     start = time.monotonic()
     options: dict[str, object] = (
         {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
@@ -151,7 +152,7 @@ def run_ninja(
         )  # fmt: skip
         try:
             with _ended_like_ctrl_c():
-                watch = _Watch(process, steps, start, kept, hang_seconds, report or (lambda _: None))
+                watch = _Watch(process, steps, total, start, kept, hang_seconds, report or (lambda _: None))
                 return watch.until_end(poll_seconds)
         finally:
             if process.poll() is None:
@@ -161,15 +162,24 @@ def run_ninja(
             process.stdout.close()
 
 
+def _to_make(ninja: str, folder: Path, targets: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Ask ninja how many files it would make: it tells of the first only when that is done, minutes later."""
+    done = subprocess.run(
+        [ninja, "-n", *targets], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    found = [_STATUS.match(line) for line in done.stdout.decode("utf-8", errors="replace").splitlines()]
+    return max((int(status[2]) for status in found if status), default=0)
+
+
 class _Watch:
     def __init__(
-        self, process: subprocess.Popen[bytes], steps: Sequence[Step], start: float, kept: IO[bytes],
+        self, process: subprocess.Popen[bytes], steps: Sequence[Step], total: int, start: float, kept: IO[bytes],
         hang_seconds: float, report: Report,
     ) -> None:  # fmt: skip
         self._process, self._steps, self._start, self._kept = process, steps, start, kept
         self._hang_seconds, self._report = hang_seconds, report
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        self._done, self._total = 0, 0
+        self._done, self._total = 0, total
         self._outcome = Outcome(0, 0)
         self._alive_since = start  # when something last happened
         self._used: dict[tuple[int, float], float] = {}
@@ -240,9 +250,8 @@ class _Watch:
             self._alive_since = time.monotonic()
         self._outcome.peak_bytes = max(self._outcome.peak_bytes, memory)
         elapsed = time.monotonic() - self._start
-        total = self._total or len(self._steps)
-        remaining = elapsed / self._done * (total - self._done) if self._done else None
-        self._report(Snapshot(self._done, total, tuple(current), elapsed, remaining))
+        remaining = elapsed / self._done * (self._total - self._done) if self._done else None
+        self._report(Snapshot(self._done, self._total, tuple(current), elapsed, remaining))
 
     def _source_of(self, words: Sequence[str]) -> str:
         for step in self._steps:
