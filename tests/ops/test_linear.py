@@ -27,3 +27,15 @@ def test_half_on_cpu_is_right_with_and_without_torchs_own_product(
     grads = torch.autograd.grad(got.float().sum(), (x, weight))
     for grad, right in zip(grads, torch.autograd.grad(expected.sum(), (x, weight))):
         torch.testing.assert_close(grad, right, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_einsum_of_half_on_cpu_is_right_too(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native and not _linear._cpu_multiplies_half():
+        pytest.skip("this torch multiplies no float16 on CPU (torch < 2.2)")
+    monkeypatch.setattr(_linear, "_cpu_multiplies_half", lambda: native)
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 3, 5).half(), torch.randn(2, 5, 4).half()
+    got = _linear.einsum("bij,bjk->bik", a, b)
+    assert got.dtype is torch.float16
+    torch.testing.assert_close(got.double(), a.double() @ b.double(), atol=1e-2, rtol=1e-2)

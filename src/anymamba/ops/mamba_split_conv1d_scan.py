@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from anymamba.errors import DtypeError, OptionError, ShapeError
 from anymamba.ops import causal_conv1d, layernorm_gated, ssd
 from anymamba.ops._autocast import autocast_dtype, without_autocast
 from anymamba.ops._checks import FLOATING, check_activation, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import backward_where_forward_ran, differentiated, traced
+from anymamba.ops._linear import linear
 from anymamba.ops.ssd_pieces import ssd_selective_scan
 from anymamba.ops.swiglu import _swiglu_bwd, _swiglu_fwd, swiglu
 
@@ -171,7 +171,7 @@ def mamba_split_conv1d_scan_ref(
         )
     if sizes.nonssm:
         out = torch.cat([swiglu(zx0), out], dim=-1)
-    return out if outproj_weight is None else F.linear(out, outproj_weight, outproj_bias)
+    return out if outproj_weight is None else linear(out, outproj_weight, outproj_bias)
 
 
 class _Inputs(NamedTuple):
@@ -309,7 +309,7 @@ def _project(out: torch.Tensor, inputs: _Inputs, options: _Options) -> torch.Ten
     product = options.product
     bias = None if inputs.outproj_bias is None else inputs.outproj_bias.to(product)
     with without_autocast(out.device.type):
-        return F.linear(out.to(product), inputs.outproj_weight.to(product), bias)
+        return linear(out.to(product), inputs.outproj_weight.to(product), bias)
 
 
 def _composed(inputs: _Inputs, sizes: _Sizes, options: _Options) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -445,7 +445,7 @@ def _backward(
         dbias = None if inputs.outproj_bias is None else inputs.outproj_bias.new_zeros(inputs.outproj_bias.shape)
         if dout is not None:
             drows = _rows(dout.to(options.product))
-            dinner = torch.mm(drows, weight.to(options.product)).unflatten(0, dout.shape[:2]).to(zxbcdt.dtype)
+            dinner = linear(drows, weight.to(options.product).t()).unflatten(0, dout.shape[:2]).to(zxbcdt.dtype)
             if inputs.outproj_bias is not None:
                 dbias = drows.sum(0)
     inner: list[torch.Tensor] = []  # what went into the out projection, side by side
@@ -486,7 +486,7 @@ def _backward(
     if scan.out is not None:
         inner.append(_rows(scan.out))
     if drows is not None and weight is not None:
-        dweight = torch.cat([torch.mm(drows.t(), part.to(drows.dtype)) for part in inner], dim=1)
+        dweight = torch.cat([linear(drows.t(), part.to(drows.dtype).t()) for part in inner], dim=1)
     inner.clear()
 
     # Convolution.

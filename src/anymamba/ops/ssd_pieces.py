@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from anymamba.ops import ssd
 from anymamba.ops._autocast import without_autocast
+from anymamba.ops._linear import einsum
 from anymamba.ops.causal_conv1d import causal_conv1d_fn
 from anymamba.ops.selective_scan import selective_scan_fn
 
@@ -119,7 +120,7 @@ def _chunk_state_fwd(
     with without_autocast(x.device.type):
         groups = B.shape[2]
         driven = _cut(x.to(compute), chunk_size) * left.permute(0, 2, 3, 1).unsqueeze(-1)
-        found = torch.einsum(
+        found = einsum(
             "bclgkp,bclgn->bcgkpn", driven.unflatten(3, (groups, -1)), _cut(B.to(compute), chunk_size)
         ).flatten(2, 3)
     if states is not None:
@@ -156,7 +157,7 @@ def chunk_state_ref(B: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, dA_cumsu
     chunk_size, ratio = dt.shape[-1], x.shape[2] // B.shape[2]
     left = torch.exp(dA_cumsum[..., -1:] - dA_cumsum).to(x.dtype)
     columns = _cut(B.repeat_interleave(ratio, dim=2).to(x.dtype), chunk_size)
-    return torch.einsum("bclhn,bhcl,bhcl,bclhp->bchpn", columns, left, dt.to(x.dtype), _cut(x, chunk_size))
+    return einsum("bclhn,bhcl,bhcl,bclhp->bchpn", columns, left, dt.to(x.dtype), _cut(x, chunk_size))
 
 
 def chunk_state_varlen(
@@ -203,7 +204,7 @@ def chunk_state_varlen(
             left = torch.exp(at_end[:, None] - sums[:, here]) * dt[:, chunk, here].to(compute)
             tokens = slice(first + here.start, end)
             driven = x[tokens].to(compute) * left.t().unsqueeze(-1)
-            state = torch.einsum("lgkp,lgn->gkpn", driven.unflatten(1, (groups, -1)), B[tokens].to(compute))
+            state = einsum("lgkp,lgn->gkpn", driven.unflatten(1, (groups, -1)), B[tokens].to(compute))
             state = state.flatten(0, 1)
             if start < first or start == 0:  # the very first chunk's state is the initial one (upstream leaves it out)
                 state = state + chunk_states[chunk].to(compute) * torch.exp(at_end)[:, None, None]
@@ -290,7 +291,7 @@ def state_passing_ref(
     first = torch.zeros_like(states[:, :1]) if initial_states is None else initial_states.unsqueeze(1)
     every = torch.cat([first.to(states.dtype), states], dim=1)
     decay = _decay(F.pad(dA_chunk_cumsum, (1, 0)).cumsum(-1))
-    passed = torch.einsum("bhzc,bchd->bzhd", decay.to(states.dtype), every)
+    passed = einsum("bhzc,bchd->bzhd", decay.to(states.dtype), every)
     return passed[:, :-1], passed[:, -1]
 
 
@@ -312,7 +313,7 @@ def _bmm_chunk_fwd(
     compute = _compute(a, b)
     spec = "bclk,bcsk->bcls" if a.dim() == 3 else "bclgk,bcsgk->bcgls"
     with without_autocast(a.device.type):
-        found = torch.einsum(spec, _cut(a.to(compute), chunk_size), _cut(b.to(compute), chunk_size))
+        found = einsum(spec, _cut(a.to(compute), chunk_size), _cut(b.to(compute), chunk_size))
     if seq_idx is not None:
         owner = _cut_owner(seq_idx, chunk_size)
         same = owner.unsqueeze(-1) == owner.unsqueeze(-2)
@@ -327,7 +328,7 @@ def _bmm_chunk_bwd(
     compute = _compute(a, dout)
     spec = "bcls,bclk->bcsk" if a.dim() == 3 else "bcgls,bclgk->bcsgk"
     with without_autocast(a.device.type):
-        found = torch.einsum(spec, dout.to(compute), _cut(a.to(compute), dout.shape[-1]))
+        found = einsum(spec, dout.to(compute), _cut(a.to(compute), dout.shape[-1]))
     found = found.flatten(1, 2)[:, : a.shape[1]]
     if residual is not None:
         found = found + residual.to(compute)
@@ -363,9 +364,9 @@ def _chunk_scan_fwd(
         scores = (_decay(sums) * dt.to(compute).unsqueeze(-2)).unflatten(1, (groups, -1)).permute(0, 3, 1, 2, 4, 5)
         scores = scores * cb.to(compute).unsqueeze(3)
         inputs = _cut(x.to(compute), chunk_size).unflatten(3, (groups, -1))
-        y = torch.einsum("bcgkls,bcsgkp->bclgkp", scores, inputs)
+        y = einsum("bcgkls,bcsgkp->bclgkp", scores, inputs)
         columns, states = _cut(C.to(compute), chunk_size), states.to(compute).unflatten(2, (groups, -1))
-        from_state = torch.einsum("bclgn,bcgkpn->bclgkp", columns, states).flatten(3, 4)
+        from_state = einsum("bclgn,bcgkpn->bclgkp", columns, states).flatten(3, 4)
     y = y.flatten(3, 4) + from_state * entering.permute(0, 2, 3, 1).unsqueeze(-1)
     y = y.flatten(1, 2)[:, : x.shape[1]]
     if D is not None:
@@ -423,9 +424,9 @@ def chunk_scan_ref(
     """Compute `chunk_scan` with products in the inputs' own dtypes."""
     chunk_size, ratio = dt.shape[-1], x.shape[2] // B.shape[2]
     rows, columns = (_cut(tensor.repeat_interleave(ratio, dim=2), chunk_size) for tensor in (C, B))
-    scores = torch.einsum("bclhn,bcshn->bchls", rows, columns) * _decay(dA_cumsum).transpose(1, 2)
-    y = torch.einsum("bchls,bhcs,bcshp->bclhp", scores.to(x.dtype), dt.to(x.dtype), _cut(x, chunk_size))
-    from_state = torch.einsum("bclhn,bchpn->bclhp", rows, prev_states.to(C.dtype))
+    scores = einsum("bclhn,bcshn->bchls", rows, columns) * _decay(dA_cumsum).transpose(1, 2)
+    y = einsum("bchls,bhcs,bcshp->bclhp", scores.to(x.dtype), dt.to(x.dtype), _cut(x, chunk_size))
+    from_state = einsum("bclhn,bchpn->bclhp", rows, prev_states.to(C.dtype))
     y = y + from_state * dA_cumsum.exp().permute(0, 2, 3, 1).unsqueeze(-1)
     y = y.flatten(1, 2)[:, : x.shape[1]]
     if D is not None:
