@@ -51,17 +51,20 @@ from pathlib import Path
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import read_pip_settings
 from anymamba.upstream.progress import Silent
-from anymamba.upstream.releases import DEFAULTS, known
+from anymamba.upstream.releases import PACKAGES, known, known_versions
 with Index(read_pip_settings(Path(sys.executable))) as index:
-    for name, version in DEFAULTS.items():
-        release = known(name, version)
-        found = next(found for found in index.find(name) if found.file == release.file)
-        (Path(sys.argv[1]) / release.file).write_bytes(index.download(found, release.sha256, Silent()).read_bytes())
+    for name in PACKAGES:
+        offered = {found.file: found for found in index.find(name)}
+        for version in known_versions(name):
+            release = known(name, str(version))
+            if release.file in offered:
+                kept = index.download(offered[release.file], release.sha256, Silent())
+                (Path(sys.argv[1]) / release.file).write_bytes(kept.read_bytes())
 """
 
 
 def upstream(folder: Path) -> None:
-    """Download the source archives that `anymamba install` takes by default, with the product's own code.
+    """Download every source archive that the product knows (60, 5 MB in all), with the product's own code.
 
     pip would run their setup.py, which wants torch and a compiler.
     """

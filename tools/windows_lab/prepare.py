@@ -181,7 +181,7 @@ def _nvrtc(steps: Steps, layout: Layout) -> None:
 
 def _upstream(steps: Steps, layout: Layout) -> None:
     """For the tests that install the real packages; without them those tests skip, and all others run."""
-    pinned = (REPOSITORY / "src" / "anymamba" / "upstream" / "releases.py").read_text(encoding="utf-8")
+    pinned = (REPOSITORY / "src" / "anymamba" / "upstream" / "lock.toml").read_text(encoding="utf-8")
     try:
         steps.step("upstream", pinned, partial(fetch.upstream, layout.upstream))
     except runner.CommandError as error:
