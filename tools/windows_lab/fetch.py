@@ -64,7 +64,7 @@ with Index(read_pip_settings(Path(sys.executable))) as index:
 
 
 def upstream(folder: Path) -> None:
-    """Download every source archive that the product knows (60, 5 MB in all), with the product's own code.
+    """Download every source archive that the product knows (about 50, 3 MB in all), with the product's own code.
 
     pip would run their setup.py, which wants torch and a compiler.
     """
