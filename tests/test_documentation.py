@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -33,6 +34,15 @@ def commands(document: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@functools.cache
+def help_of(command: str) -> subprocess.CompletedProcess[str]:
+    """Return what `anymamba COMMAND --help` says, asked once for all documents."""
+    return subprocess.run(
+        [sys.executable, "-m", "anymamba", command, "--help"], capture_output=True, check=False, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "160"}, encoding="utf-8", errors="replace",
+    )  # fmt: skip
+
+
 def test_both_readmes_hold_the_same_commands() -> None:
     assert commands("README.md") == commands("README.zh-CN.md")
 
@@ -48,10 +58,7 @@ def test_every_anymamba_command_and_option_exists(document: str) -> None:
         words = shlex.split(command)
         if words[0] != "anymamba":
             continue
-        run = subprocess.run(
-            [sys.executable, "-m", "anymamba", words[1], "--help"], capture_output=True, check=False, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "160"}, encoding="utf-8", errors="replace",
-        )  # fmt: skip
+        run = help_of(words[1])
         assert run.returncode == 0, f"{document}: {command}\n{run.stderr}"
         for option in (word.partition("=")[0] for word in words if word.startswith("--")):
             assert option in run.stdout, f"{document}: `{command}` has an option that `{words[1]} --help` does not show"
