@@ -167,7 +167,13 @@ def mamba_split_conv1d_scan_ref(
     ).flatten(2)
     if rmsnorm_weight is not None:
         out = layernorm_gated.rmsnorm_fn(
-            out, rmsnorm_weight, None, z, rmsnorm_eps or 1e-6, sizes.dim // sizes.groups, norm_before_gate
+            out,
+            rmsnorm_weight,
+            None,
+            z,
+            1e-6 if rmsnorm_eps is None else rmsnorm_eps,
+            sizes.dim // sizes.groups,
+            norm_before_gate,
         )
     if sizes.nonssm:
         out = torch.cat([swiglu(zx0), out], dim=-1)
