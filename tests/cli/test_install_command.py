@@ -96,11 +96,12 @@ def test_ctrl_c_while_a_slow_index_is_waited_for(python: Path, tmp_path: Path, m
         environment |= {"PIP_INDEX_URL": f"{server.url}/simple", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
         environment["PYTHONPATH"] = str(Path(anymamba.__file__).parents[1])
         command = [sys.executable, "-m", "anymamba", "install", *WANTED, "--python", str(python)]
-        # A test run in the background has Ctrl-C switched off and hands that down: switch it on again.
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        # Tests that run in the background have Ctrl-C switched off and hand that down: switch it on for the child.
+        inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        finally:
+            signal.signal(signal.SIGINT, inherited)
         until = time.monotonic() + 60
         while not server.requests and time.monotonic() < until:
             time.sleep(0.02)
