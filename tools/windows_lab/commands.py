@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     test.add_argument("--run-linux", action="store_true", help="run the suite on this machine too")
     test.add_argument("--require", action="store_true", help="without wine, exit 3 instead of 0")
-    test.add_argument("--timeout", type=float, default=840.0, metavar="SECONDS", help="for all of it (default 840)")
+    test.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="for all of it (default 1800)")
     test.add_argument("--one-by-one", action="store_true", help="one Windows Python after the other")
     test.add_argument("-v", "--verbose", action="store_true", help="pytest's whole output here")
     test.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="more for pytest, after --")
