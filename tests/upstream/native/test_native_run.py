@@ -43,7 +43,7 @@ class Build:
 
 
 def test_progress_counts_and_names_what_is_being_compiled(tmp_path: Path) -> None:
-    build = Build(tmp_path / "a b", {"one.cu": "// standin: sleep 0.6", "two.cu": "// standin: sleep 0.6", "c.cpp": ""})
+    build = Build(tmp_path / "a b", {"one.cu": "// standin: sleep 0.3", "two.cu": "// standin: sleep 3", "c.cpp": ""})
     seen: list[Snapshot] = []
     outcome = build.run(report=seen.append)
     assert outcome.code == 0 and not outcome.killed and outcome.peak_bytes > 0

@@ -56,6 +56,7 @@ def flat(tensor: torch.Tensor) -> npt.NDArray[Any]:
         return tensor.numpy().reshape(-1)
     if tensor.numel() == 0:
         return np.empty(0, dtype=tensor.new_empty(0).numpy().dtype)
+    # numpy's own view: a checking mode would look into torch's as_strided, and compare an output that is not yet written.
+    array = tensor.numpy()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    array: npt.NDArray[Any] = tensor.as_strided((span,), (1,), tensor.storage_offset()).numpy()
-    return array
+    return np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,))
