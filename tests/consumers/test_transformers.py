@@ -1,7 +1,6 @@
 """transformers' own classes on the port: its fast path is taken on CPU, and gives what its slow path gives.
 
-Needs an environment that has both; see "transformers" in docs/consumers.md for the commands. `test_consumer_environments.py`
-makes one.
+Needs an environment that has both: pip install transformers, anymamba install, then pytest on this file there.
 """
 
 from __future__ import annotations
