@@ -31,7 +31,7 @@ WORDS: dict[str, dict[str, str]] = {
         "tests": "### Upstream's own tests",
         "tests about": "Run unchanged through the port by `python -m tools.upstream_tests CHECKOUT`, but for the adaptations that it "
         "prints (device, sizes that take a CPU hours).",
-        "tests head": "| package | device | passed | failed | skip themselves |",
+        "tests head": "| package | device | passed | failed | skip themselves | missed ([why](docs/trust.md#upstreams-own-tests)) |",
         "windows": "### The same tests on Linux and in Windows Python",
         "windows about": "Windows Python under wine: `python -m tools.windows_lab test`. [docs/windows.md](docs/windows.md) lists the skips.",
         "windows head": "| | passed | failed | skipped |",
@@ -47,7 +47,7 @@ WORDS: dict[str, dict[str, str]] = {
         "cpu head": "| 算子 | 规模 | 阶段 | 上游 | torch 后端 | cpu 后端 |",
         "tests": "### 上游自己的测试",
         "tests about": "通过移植包原样运行（`python -m tools.upstream_tests CHECKOUT`），仅做该命令打印出的调整（设备、CPU 上需数小时的规模）。",
-        "tests head": "| 软件包 | 设备 | 通过 | 失败 | 自行跳过 |",
+        "tests head": "| 软件包 | 设备 | 通过 | 失败 | 自行跳过 | 未过者（[原因](docs/trust.md#upstreams-own-tests)） |",
         "windows": "### 同样的测试：Linux 与 Windows 版 Python",
         "windows about": "Windows 版 Python 在 wine 下运行：`python -m tools.windows_lab test`。跳过的测试列在 [docs/windows.md](docs/windows.md)。",
         "windows head": "| | 通过 | 失败 | 跳过 |",
@@ -124,7 +124,8 @@ def cpu_rows(data: dict[str, Any]) -> Iterator[str]:
 def test_rows(data: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each run of upstream's tests."""
     for run in data["runs"]:
-        yield f"| {run['package']} | {run['device']} | {run['passed']} | {run['failed']} | {run['skipped']} |"
+        missed = ", ".join(f"`{name}`" for name in run.get("missed", []))
+        yield f"| {run['package']} | {run['device']} | {run['passed']} | {run['failed']} | {run['skipped']} | {missed} |"
 
 
 def windows_rows(data: dict[str, Any]) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_failing_tests_of_a_checkout_fail_the_run(tmp_path: Path) -> None:
     assert subprocess.run(run, cwd=ROOT, capture_output=True, check=False).returncode == 0
     assert subprocess.run([*run, "--device", "cuda"], cwd=ROOT, capture_output=True, check=False).returncode == 1
     runs = json.loads(counts.read_text(encoding="utf-8"))["runs"]
-    assert [(r["package"], r["device"], r["passed"], r["failed"]) for r in runs] == [
-        ("small 1.0", "cpu", 1, 0),
-        ("small 1.0", "cuda", 0, 1),
+    assert [(r["package"], r["device"], r["passed"], r["failed"], r["missed"]) for r in runs] == [
+        ("small 1.0", "cpu", 1, 0, []),
+        ("small 1.0", "cuda", 0, 1, ["test_a"]),
     ]

@@ -60,6 +60,11 @@ def record(file: Path, package: str, device: str, report: Path) -> None:
         "passed": count["tests"] - failed - count["skipped"],
         "failed": failed,
         "skipped": count["skipped"],
+        "missed": [
+            str(case.get("name"))
+            for case in suite.iter("testcase")
+            if {each.tag for each in case} & {"failure", "error"}
+        ],
         "date": datetime.date.today().isoformat(),
     }
     runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
