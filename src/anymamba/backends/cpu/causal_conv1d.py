@@ -1,11 +1,14 @@
-"""Causal convolution on the CPU: a tile of LANES channels slides along time.
+"""Causal convolution on the CPU, two ways; both read x once and write the output once (the floor).
 
-A work item is a tile of channels of one batch entry. A block of steps (and the width - 1 before it) is transposed into a
-(step, lane) buffer, every tap is one multiply-add with lanes in parallel, and the block is transposed back. Both layouts cost
-the same; a packed sequence's boundary is one comparison a step and tap. Bytes: x read once, out written once (the floor).
+Rows: where a channel's steps lie side by side, a work item is one channel of one batch entry and lanes are its steps: every tap
+is one multiply-add of the row with itself, shifted. No copy, no transpose.
 
-Backward, blocks from the end: the pre-activation again, its gradient in a buffer that keeps the first width - 1 steps of the
-block after, then dx, the filter's gradient (per batch entry, added in order), and the initial states'.
+Tiles: any other layout, and packed sequences. A work item is LANES channels of one batch entry. A block of steps (and the
+width - 1 before it) is brought into a (step, lane) buffer, every tap is one multiply-add with channels in parallel, and the block
+is put back; a packed sequence's boundary is one comparison a step and tap.
+
+Backward: the pre-activation again, its gradient in a buffer, then dx, the filter's gradient (per batch entry, added in order),
+and the initial states'. Tiles go from the last block to the first and keep the width - 1 steps that the block before needs.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 BLOCK = 128  # steps transposed at a time, unless tuned
+STEPS_A_THREAD = 1 << 15  # 10 us of work: fewer cost more to hand over than to do
 FORWARD = "causal_conv1d forward"
 
 
@@ -60,10 +64,16 @@ def causal_conv1d_forward(
 
     how = settings(FORWARD, sys.modules[__name__], BLOCK, batch * dim, seqlen, x_.element_size())
 
-    def work_items(first: int, after: int) -> None:
+    def rows(first: int, after: int) -> None:
+        _forward_rows(first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
+
+    def tiles(first: int, after: int) -> None:
         _forward(how.block, first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
 
-    run(work_items, batch * -(-dim // LANES), most=how.threads)
+    if _by_rows(seq_idx, x_, out):
+        run(rows, batch * dim, at_least=_rows_a_thread(seqlen), most=how.threads)
+    else:
+        run(tiles, batch * -(-dim // LANES), most=how.threads)
     return like(x, out), final_states(x, width, seq_idx, initial_states) if return_final_states else None
 
 
@@ -90,13 +100,18 @@ def causal_conv1d_backward(
     dinitial = torch.zeros(batch, dim, width - 1, dtype=work)
     arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
 
-    def work_items(first: int, after: int) -> None:
-        _backward(
-            first, after, dim, seqlen, width, silu, *arguments, flat(dout_), *dout_.stride(),
-            flat(dx), *dx.stride(), flat(dweight), flat(dbias), flat(dinitial),
-        )  # fmt: skip
+    arguments += [flat(dout_), *dout_.stride(), flat(dx), *dx.stride(), flat(dweight), flat(dbias), flat(dinitial)]
 
-    run(work_items, batch * -(-dim // LANES))
+    def rows(first: int, after: int) -> None:
+        _backward_rows(first, after, dim, seqlen, width, silu, *arguments)
+
+    def tiles(first: int, after: int) -> None:
+        _backward(first, after, dim, seqlen, width, silu, *arguments)
+
+    if _by_rows(seq_idx, x_, dout_, dx):
+        run(rows, batch * dim, at_least=_rows_a_thread(seqlen))
+    else:
+        run(tiles, batch * -(-dim // LANES))
     if dfinal_states is not None:
         dlast = dfinal_states.to(work)
         if seq_idx is not None and seqlen:
@@ -114,6 +129,16 @@ def causal_conv1d_backward(
     )
 
 
+def _by_rows(seq_idx: torch.Tensor | None, *tensors: torch.Tensor) -> bool:
+    """Return whether every channel's steps lie side by side, and belong to one sequence."""
+    return seq_idx is None and all(tensor.stride(2) == 1 for tensor in tensors)
+
+
+def _rows_a_thread(seqlen: int) -> int:
+    """Return how many channels are worth waking a thread for."""
+    return -(-STEPS_A_THREAD // max(seqlen, 1))
+
+
 def _arguments(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -127,6 +152,167 @@ def _arguments(
         flat(x), *x.stride(), flat(weight.to(x.dtype).contiguous()), vector(bias, x.shape[1], x),
         flat(owner), seq_idx is not None, flat(states), *states.stride(), initial_states is not None,
     ]  # fmt: skip
+
+
+@kernel
+def _step(v, silu):
+    return v * sigmoid(v) if silu else v
+
+
+@kernel
+def _at(xr, t, state, s_k, has_states, reach):
+    """Return column t of a row, which lies in the initial states (or is zero) where t is negative."""
+    if t >= 0:
+        return xr[t]
+    if has_states:
+        return state[(t + reach) * s_k]
+    return xr.dtype.type(0)
+
+
+@kernel
+def _forward_rows(
+    first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    states, s_b, s_d, s_k, has_states, out, out_b, out_d, out_t,
+):  # fmt: skip
+    """Compute the channels first <= row < after; x_t and out_t are 1, and has_owner is False."""
+    reach = width - 1
+    head = min(reach, seqlen)
+    n = seqlen - head
+    for row in range(first, after):
+        b = row // dim
+        d = row % dim
+        xr = x[b * x_b + d * x_d : b * x_b + d * x_d + seqlen]
+        yr = out[b * out_b + d * out_d : b * out_b + d * out_d + seqlen]
+        w = weight[d * width : d * width + width]
+        state = states[b * s_b + d * s_d :]
+        c = bias[d]
+        for t in range(head):
+            v = c
+            for k in range(width):
+                v += w[k] * _at(xr, t - reach + k, state, s_k, has_states, reach)
+            yr[t] = _step(v, silu)
+        y = yr[head:]
+        if width == 4:
+            w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+            x0, x1, x2, x3 = xr[:n], xr[1 : n + 1], xr[2 : n + 2], xr[3 : n + 3]
+            if silu:
+                for t in range(n):
+                    v = c + w0 * x0[t] + w1 * x1[t] + w2 * x2[t] + w3 * x3[t]
+                    y[t] = v * sigmoid(v)
+            else:
+                for t in range(n):
+                    y[t] = c + w0 * x0[t] + w1 * x1[t] + w2 * x2[t] + w3 * x3[t]
+        else:
+            for t in range(n):
+                y[t] = c
+            for k in range(width):
+                wk = w[k]
+                xk = xr[k : k + n]
+                for t in range(n):
+                    y[t] += wk * xk[t]
+            if silu:
+                for t in range(n):
+                    y[t] *= sigmoid(y[t])
+
+
+@kernel
+def _backward_rows(
+    first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    states, s_b, s_d, s_k, has_states, dout, dout_b, dout_d, dout_t, dx, dx_b, dx_d, dx_t, dweight, dbias, dinitial,
+):  # fmt: skip
+    """Compute the channels first <= row < after; x_t, dout_t and dx_t are 1, and has_owner is False."""
+    reach = width - 1
+    head = min(reach, seqlen)
+    n = seqlen - head
+    dy = np.empty(seqlen + reach, dtype=x.dtype)  # zeros follow: no output lies behind the last
+    dy[seqlen:] = 0
+    zero = dy.dtype.type(0)
+    for row in range(first, after):
+        b = row // dim
+        d = row % dim
+        xr = x[b * x_b + d * x_d : b * x_b + d * x_d + seqlen]
+        dr = dout[b * dout_b + d * dout_d : b * dout_b + d * dout_d + seqlen]
+        dxr = dx[b * dx_b + d * dx_d : b * dx_b + d * dx_d + seqlen]
+        w = weight[d * width : d * width + width]
+        dw = dweight[row * width : row * width + width]
+        state = states[b * s_b + d * s_d :]
+        c = bias[d]
+        if silu:
+            for t in range(head):
+                v = c
+                for k in range(width):
+                    v += w[k] * _at(xr, t - reach + k, state, s_k, has_states, reach)
+                gate = sigmoid(v)
+                dy[t] = dr[t] * gate * (1 + v * (1 - gate))
+            y, dn = dy[head:seqlen], dr[head:]
+            if width == 4:
+                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+                x0, x1, x2, x3 = xr[:n], xr[1 : n + 1], xr[2 : n + 2], xr[3 : n + 3]
+                for t in range(n):
+                    v = c + w0 * x0[t] + w1 * x1[t] + w2 * x2[t] + w3 * x3[t]
+                    gate = sigmoid(v)
+                    y[t] = dn[t] * gate * (1 + v * (1 - gate))
+            else:
+                for t in range(n):
+                    y[t] = c
+                for k in range(width):
+                    wk = w[k]
+                    xk = xr[k : k + n]
+                    for t in range(n):
+                        y[t] += wk * xk[t]
+                for t in range(n):
+                    gate = sigmoid(y[t])
+                    y[t] = dn[t] * gate * (1 + y[t] * (1 - gate))
+        else:
+            for t in range(seqlen):
+                dy[t] = dr[t]
+        for k in range(width):
+            total = zero
+            for t in range(head):
+                total += dy[t] * _at(xr, t - reach + k, state, s_k, has_states, reach)
+            dw[k] = total
+        total = zero
+        if width == 4:
+            w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+            y0, y1, y2, y3 = dy[:seqlen], dy[1 : seqlen + 1], dy[2 : seqlen + 2], dy[3 : seqlen + 3]
+            for t in range(seqlen):
+                total += y0[t]
+                dxr[t] = w3 * y0[t] + w2 * y1[t] + w1 * y2[t] + w0 * y3[t]
+            d0, d1, d2, d3 = zero, zero, zero, zero
+            x0, x1, x2, x3 = xr[:n], xr[1 : n + 1], xr[2 : n + 2], xr[3 : n + 3]
+            y = dy[head:seqlen]
+            for t in range(n):
+                d0 += y[t] * x0[t]
+                d1 += y[t] * x1[t]
+                d2 += y[t] * x2[t]
+                d3 += y[t] * x3[t]
+            dw[0] += d0
+            dw[1] += d1
+            dw[2] += d2
+            dw[3] += d3
+        else:
+            for t in range(seqlen):
+                total += dy[t]
+                dxr[t] = 0
+            for k in range(width):
+                wk = w[k]
+                yk = dy[reach - k : reach - k + seqlen]
+                for t in range(seqlen):
+                    dxr[t] += wk * yk[t]
+                y = dy[head:seqlen]
+                xk = xr[k : k + n]
+                dk = zero
+                for t in range(n):
+                    dk += y[t] * xk[t]
+                dw[k] += dk
+        dbias[row] = total
+        if has_states:
+            for j in range(reach):
+                total = zero
+                for k in range(j + 1):
+                    if j - k < seqlen:
+                        total += w[k] * dy[j - k]
+                dinitial[row * reach + j] = total
 
 
 @kernel
