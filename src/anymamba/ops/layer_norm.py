@@ -445,6 +445,7 @@ class LayerNormLinearFn:
 # --- upstream's private pair. What upstream calls seeds (opaque to callers) are here the masks themselves, x1's below x's.
 
 
+@torch.no_grad()
 def _layer_norm_fwd(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -478,6 +479,7 @@ def _layer_norm_fwd(
     return found.out, found.out1, found.mean, found.rstd, residual_out, seeds, *masks
 
 
+@torch.no_grad()
 def _layer_norm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -276,6 +276,7 @@ class LayerNormFn:
 # --- upstream's private pair, which its own modules and forks import; (rows, dim) in, statistics (groups * rows,) out
 
 
+@torch.no_grad()
 def _layer_norm_fwd(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -293,6 +294,7 @@ def _layer_norm_fwd(
     return seen if out is None else out.copy_(seen), mean, rstd
 
 
+@torch.no_grad()
 def _layer_norm_bwd(
     dy: torch.Tensor,
     x: torch.Tensor,

@@ -89,11 +89,13 @@ class SwiGLU:
 # --- upstream's private pair; any leading dimensions
 
 
+@torch.no_grad()
 def _swiglu_fwd(xy: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     seen = _forward(as_rows(xy)).reshape(*xy.shape[:-1], xy.shape[-1] // 2)
     return seen if out is None else out.copy_(seen)
 
 
+@torch.no_grad()
 def _swiglu_bwd(
     xy: torch.Tensor,
     dout: torch.Tensor,

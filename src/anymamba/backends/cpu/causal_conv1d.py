@@ -4,8 +4,8 @@ Rows: where a channel's steps lie side by side, a work item is one channel of on
 is one multiply-add of the row with itself, shifted. No copy, no transpose.
 
 Tiles: any other layout, and packed sequences. A work item is LANES channels of one batch entry. A block of steps (and the
-width - 1 before it) is brought into a (step, lane) buffer, every tap is one multiply-add with channels in parallel, and the block
-is put back; a packed sequence's boundary is one comparison a step and tap.
+width - 1 before it) is brought into a (step, lane) buffer, every tap is one multiply-add with channels in parallel, and the
+block is put back; a packed sequence's boundary is one comparison a step and tap.
 
 Backward: the pre-activation again, its gradient in a buffer, then dx, the filter's gradient (per batch entry, added in order),
 and the initial states'. Tiles go from the last block to the first and keep the width - 1 steps that the block before needs.
@@ -31,6 +31,7 @@ from anymamba.backends.torch.causal_conv1d import (
     final_states,
     kept_at_end,
 )
+from anymamba.machine.memory import empty_like
 
 __all__ = [
     "causal_conv1d_backward",
@@ -59,7 +60,7 @@ def causal_conv1d_forward(
     width = weight.shape[1]
     work = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     x_ = x.to(work)
-    out = torch.empty_like(x, dtype=work)
+    out = empty_like(x, work)
     arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
 
     how = settings(FORWARD, sys.modules[__name__], BLOCK, batch * dim, seqlen, x_.element_size())
@@ -94,7 +95,7 @@ def causal_conv1d_backward(
     width = weight.shape[1]
     work = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     x_, dout_ = x.to(work), dout.to(work)
-    dx = torch.empty_like(x, dtype=work)
+    dx = empty_like(x, work)
     dweight = torch.zeros(batch, dim, width, dtype=work)
     dbias = torch.zeros(batch, dim, dtype=work)
     dinitial = torch.zeros(batch, dim, width - 1, dtype=work)

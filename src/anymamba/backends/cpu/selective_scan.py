@@ -32,6 +32,7 @@ from anymamba.backends.cpu._math import LN2, LOG2E, exp2, sigmoid, softplus
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
 from anymamba.backends.cpu._tuning import settings
+from anymamba.machine.memory import empty_like
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients, SelectiveScanCall
 
 __all__ = ["refusal", "selective_scan_backward", "selective_scan_forward"]
@@ -72,7 +73,7 @@ def selective_scan_forward(
     dstate = A.shape[1]
     work = A.dtype
     u_, delta_, B_, C_, z_ = (None if t is None else t.to(work) for t in (u, delta, B, C, z))
-    out = torch.empty_like(delta, dtype=work)
+    out = empty_like(delta, work)
     last = A.new_empty(batch, dim, dstate)
     pieces = -(-seqlen // PIECE) if save else 0
     checkpoints = A.new_empty(batch, dim, pieces, dstate)
@@ -93,7 +94,7 @@ def selective_scan_forward(
         )  # fmt: skip
 
     run(work_items, tiles, most=how.threads)
-    result = out if u.dtype == work else torch.empty_like(delta, dtype=u.dtype).copy_(out)
+    result = out if u.dtype == work else empty_like(delta, u.dtype).copy_(out)
     return result, last, checkpoints if save else None
 
 
@@ -128,9 +129,9 @@ def selective_scan_backward(
         assert checkpoints is not None
     u_, delta_, B_, C_, z_ = (None if t is None else t.to(work) for t in (u, delta, B, C, z))
     dout_ = dout.to(work)
-    du, ddelta = torch.empty_like(u, dtype=work), torch.empty_like(delta, dtype=work)
-    dz = None if z is None else torch.empty_like(z, dtype=work)
-    out = torch.empty_like(delta, dtype=work) if return_out else None
+    du, ddelta = empty_like(u, work), empty_like(delta, work)
+    dz = None if z is None else empty_like(z, work)
+    out = empty_like(delta, work) if return_out else None
     dinitial = A.new_empty(batch, dim, dstate)
     tiles_a_group = -(-(dim // groups) // LANES)
     parts = min(tiles_a_group, -(-SLOTS // max(batch * groups, 1)))
@@ -167,7 +168,7 @@ def selective_scan_backward(
         dz,
         None if delta_bias is None else like(delta_bias, dbias.sum(0)),
         None if initial_state is None else like(initial_state, dinitial),
-        None if out is None else (out if u.dtype == work else torch.empty_like(delta, dtype=u.dtype).copy_(out)),
+        None if out is None else (out if u.dtype == work else empty_like(delta, u.dtype).copy_(out)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from anymamba.backends.torch._norm import compute_dtype, normalise, row_blocks, widened
+from anymamba.machine.memory import empty, empty_like
 from anymamba.ops.layer_norm import LayerNormBackward, LayerNormForward
 
 __all__ = ["layer_norm_backward", "layer_norm_forward"]
@@ -37,9 +38,9 @@ def layer_norm_forward(
         return _fused_forward(x, weight.to(compute), bias, residual, eps, is_rms_norm, residual_dtype is not None)
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
     w1, b1 = None if weight1 is None else weight1.to(compute), None if bias1 is None else bias1.to(compute)
-    out = torch.empty_like(x, dtype=out_dtype)
-    out1 = None if w1 is None else torch.empty_like(out)
-    residual_out = None if residual_dtype is None else x.new_empty(x.shape, dtype=residual_dtype)
+    out = empty_like(x, out_dtype)
+    out1 = None if w1 is None else empty_like(out)
+    residual_out = None if residual_dtype is None else empty(x, *x.shape, dtype=residual_dtype)
     rstd = x.new_empty(x.shape[0], dtype=compute)
     mean = None if is_rms_norm else torch.empty_like(rstd)
     for block, (y, y1) in row_blocks(x, compute, 2):
@@ -99,16 +100,16 @@ def layer_norm_backward(
     w1 = None if weight1 is None else weight1.to(compute)
     dweight, dbias = torch.zeros_like(w), torch.zeros_like(w)
     dweight1, dbias1 = torch.zeros_like(w), torch.zeros_like(w)
-    dx = v.new_empty(v.shape, dtype=x_dtype)
+    dx = empty(v, *v.shape, dtype=x_dtype)
     # Where nothing stands between the sum and an input, their gradients are one tensor
     same = keep is None and rowscale is None
     dresidual = None
     if has_residual:
-        dresidual = dx if same and v.dtype == x_dtype else v.new_empty(v.shape)
+        dresidual = dx if same and v.dtype == x_dtype else empty(v, *v.shape)
     dx1 = None
     if has_x1:
-        dx1 = dx if same and keep1 is None else torch.empty_like(dx)
-    out = v.new_empty(v.shape, dtype=dout.dtype) if recompute_out else None
+        dx1 = dx if same and keep1 is None else empty_like(dx)
+    out = empty(v, *v.shape, dtype=dout.dtype) if recompute_out else None
     for block, (xhat, products, first, second) in row_blocks(v, compute, 4):
         scale = rstd[block].to(compute).unsqueeze(1)
         wide, dy = widened(v[block], first), widened(dout[block], second)
@@ -169,23 +170,28 @@ def _fused_forward(
     store: bool,
 ) -> LayerNormForward:
     """All of one dtype, without dropout and second branch: the sum and the output are all the fresh memory there is."""
-    v = x if residual is None else x + residual
-    out = torch.empty_like(x)
     b = None if bias is None else bias.to(weight.dtype)
-    mean: torch.Tensor | None = None
     if is_rms_norm:
-        y = torch.empty_like(v)
-        _, rstd = normalise(v, eps, True, out=y)
-        y.mul_(weight)
-        if b is not None:
-            y.add_(b)
-    else:
-        y, mean, rstd = torch.native_layer_norm(v, v.shape[1:], weight, b, eps)
-    out = y if y.stride() == out.stride() else out.copy_(y)
+        out = empty_like(x)
+        v = x if residual is None and not store else empty(x, *x.shape)
+        rstd = x.new_empty(x.shape[0])
+        for block, (y,) in row_blocks(x, x.dtype, 1):
+            if residual is not None:
+                torch.add(x[block], residual[block], out=v[block])
+            elif store:
+                v[block] = x[block]
+            rstd[block] = normalise(v[block], eps, True, out=y)[1].squeeze(1)
+            torch.mul(y, weight, out=out[block])
+            if b is not None:
+                out[block] += b
+        return LayerNormForward(out, None, v if store else None, None, rstd)
+    v = x if residual is None else torch.add(x, residual, out=empty(x, *x.shape))
+    y, mean, rstd = torch.native_layer_norm(v, v.shape[1:], weight, b, eps)
+    out = y if x.is_contiguous() else torch.empty_like(x).copy_(y)
     residual_out = None
     if store:
-        residual_out = v if v is not x and v.is_contiguous() else x.new_empty(x.shape).copy_(v)
-    return LayerNormForward(out, None, residual_out, None if mean is None else mean.squeeze(1), rstd.squeeze(1))
+        residual_out = v if v is not x else empty(x, *x.shape).copy_(v)
+    return LayerNormForward(out, None, residual_out, mean.squeeze(1), rstd.squeeze(1))
 
 
 def _fused_backward(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from anymamba.backends.torch._norm import compute_dtype, normalise, row_blocks, silu_gradient, widened
+from anymamba.machine.memory import empty_like
 
 __all__ = ["layernorm_gated_backward", "layernorm_gated_forward"]
 
@@ -28,21 +29,27 @@ def layernorm_gated_forward(
     rows, dim = x.shape
     groups = dim // group_size
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
-    out = torch.empty_like(x)
+    out = empty_like(x)
     rstd = torch.empty(groups, rows, dtype=compute, device=x.device)
     mean = None if is_rms_norm else torch.empty_like(rstd)
+    contiguous = x.dtype == compute and x.stride(1) == 1
     for block, (y, gate) in row_blocks(x, compute, 2):
-        y.copy_(x[block])
         if z is not None:
-            torch.nn.functional.silu(gate.copy_(z[block]), inplace=True)
-            if not norm_before_gate:
-                y.mul_(gate)
+            torch.ops.aten.silu.out(widened(z[block], gate), out=gate)
+        if z is not None and not norm_before_gate:
+            v = torch.mul(x[block], gate, out=y)
+        else:
+            v = x[block] if contiguous else y.copy_(x[block])
         by_group = y.view(-1, groups, group_size)
-        block_mean, block_rstd = normalise(by_group, eps, is_rms_norm, out=by_group)
-        _affine(y, w, b)
-        if z is not None and norm_before_gate:
-            y.mul_(gate)
-        out[block] = y
+        block_mean, block_rstd = normalise(v.view(by_group.shape), eps, is_rms_norm, out=by_group)
+        # The last step is written where it belongs
+        last = out[block]
+        gated = z is not None and norm_before_gate
+        torch.mul(y, w, out=last if b is None and not gated else y)
+        if b is not None:
+            torch.add(y, b, out=y if gated else last)
+        if gated:
+            torch.mul(y, gate, out=last)
         rstd[:, block] = block_rstd.squeeze(2).t()
         if mean is not None and block_mean is not None:
             mean[:, block] = block_mean.squeeze(2).t()
@@ -68,9 +75,9 @@ def layernorm_gated_backward(
     rows, dim = x.shape
     groups = dim // group_size
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
-    dx = torch.empty_like(x)
-    dz = None if z is None else torch.empty_like(z)
-    out = torch.empty_like(x) if recompute_out else None
+    dx = empty_like(x)
+    dz = None if z is None else empty_like(z)
+    out = empty_like(x) if recompute_out else None
     dweight = torch.zeros_like(w)
     dbias = None if b is None else torch.zeros_like(b)
     by_group = (-1, groups, group_size)
@@ -87,7 +94,7 @@ def layernorm_gated_backward(
         if out is not None or (z is not None and norm_before_gate):
             _affine(y.copy_(xhat), w, b)
             if dz is not None and norm_before_gate:
-                dz[block] = slope.mul_(dy).mul_(y)
+                torch.mul(slope.mul_(dy), y, out=dz[block])
                 y.mul_(gate)
                 dy = torch.mul(dy, gate, out=second)
             if out is not None:
@@ -104,9 +111,10 @@ def layernorm_gated_backward(
             dv.sub_(dv.mean(2, keepdim=True))
         dv.addcmul_(xhat3, mean_product, value=-1).mul_(scale)
         if dz is not None and not norm_before_gate:
-            dz[block] = slope.mul_(columns).mul_(dcolumns)
-            dcolumns.mul_(gate)
-        dx[block] = dcolumns
+            torch.mul(slope.mul_(columns), dcolumns, out=dz[block])
+            torch.mul(dcolumns, gate, out=dx[block])
+        else:
+            dx[block] = dcolumns
     return (
         dx,
         torch.empty_like(weight).copy_(dweight),
