@@ -31,6 +31,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(skip)
 
 
+@pytest.fixture(autouse=True)
+def _home_as_it_was() -> Generator[None, None, None]:
+    """Take back what importing a port in this process has set (see tests/windows/test_windows_home.py)."""
+    before = {name: os.environ.get(name) for name in ("HOME", "TRITON_CACHE_DIR")}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 # torch's own words when torch.compile does not exist for this system or Python in this release of torch.
 _NO_COMPILE = ("Windows not yet supported for torch.compile", "Dynamo is not supported on Python")
 

@@ -130,6 +130,18 @@ def causal_conv1d_varlen_states_ref(x):
     return "reference"
 """
 
+CPP_FUNCTIONS = """\
+import torch
+
+import causal_conv1d_cuda
+
+LIBRARY = "Somebody"
+
+@torch.library.custom_op(f"{LIBRARY}::_small_upstream_fwd", mutates_args={"out"})
+def forward(x: torch.Tensor, out: torch.Tensor) -> None:
+    causal_conv1d_cuda.causal_conv1d_fwd(x, out)
+"""
+
 HUB_MIXIN = "from huggingface_hub import PyTorchModelHubMixin\n\nclass Mamba2(PyTorchModelHubMixin):\n    pass\n"
 
 PACKAGES: dict[str, dict[str, str]] = {
@@ -148,6 +160,7 @@ PACKAGES: dict[str, dict[str, str]] = {
     },
     "causal_conv1d": {
         "__init__.py": f'__version__ = "{VERSION}"\nfrom causal_conv1d.causal_conv1d_interface import causal_conv1d_fn\n',
+        "cpp_functions.py": CPP_FUNCTIONS,
         "causal_conv1d_interface.py": CONVOLUTION,
         "causal_conv1d_varlen.py": VARLEN,
     },

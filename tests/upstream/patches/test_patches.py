@@ -92,6 +92,27 @@ def test_amp_decorators_are_repaired_only_where_they_stand(tmp_path: Path) -> No
     assert not RULES["amp-decorators"].applies_to("mamba_ssm", "2.2.4")
 
 
+def test_functions_are_called_as_they_are_where_torch_has_no_custom_op() -> None:
+    edited = _edit("custom-op", small_upstream.CPP_FUNCTIONS)
+    calls: list[tuple[object, ...]] = []
+    extension = SimpleNamespace(causal_conv1d_fwd=lambda *arguments: calls.append(arguments))
+    old = SimpleNamespace(library=SimpleNamespace(), Tensor=object)
+    _run(edited, torch=old, causal_conv1d_cuda=extension)["forward"]("x", "out")
+    assert calls == [("x", "out")]
+
+
+def test_functions_stay_custom_operators_where_torch_has_them() -> None:
+    seen: list[tuple[str, object]] = []
+
+    def custom_op(name: str, *, mutates_args: set[str]) -> Any:
+        seen.append((name, mutates_args))
+        return lambda function: function
+
+    new = SimpleNamespace(library=SimpleNamespace(custom_op=custom_op), Tensor=object)
+    _run(_edit("custom-op", small_upstream.CPP_FUNCTIONS), torch=new, causal_conv1d_cuda=SimpleNamespace())
+    assert seen == [("Somebody::_small_upstream_fwd", {"out"})]
+
+
 def test_generation_runs_on_a_cpu_without_transformers() -> None:
     import torch
 
