@@ -61,12 +61,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a README is out of date")
     options = parser.parse_args()
     stale = []
-    for name, words in WORDS.items():
+    texts = {name: "\n".join(summary(words)) for name, words in WORDS.items()}
+    texts["docs/windows.md"] = "\n".join(skips())
+    for name, text in texts.items():
         path = ROOT / name
         before = path.read_text(encoding="utf-8")
         head, _, rest = before.partition(BEGIN)
         _, _, tail = rest.partition(END)
-        after = head + BEGIN + "\n".join(summary(words)) + "\n" + END + tail
+        after = head + BEGIN + text + "\n" + END + tail
         if after != before:
             stale.append(name)
             if not options.check:
@@ -132,6 +134,19 @@ def windows_rows(data: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each Python."""
     for run in data["runs"]:
         yield f"| {run['python']} | {run['passed']} | {run['failed']} | {run['skipped']} |"
+
+
+def skips() -> Iterator[str]:
+    """Yield the lines of docs/windows.md that tell how many tests each run left out, and why."""
+    path = RESULTS / "windows.json"
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    if not runs:
+        return
+    reasons = sorted({reason for run in runs for reason in run["skips"]}, key=str.lower)
+    yield from ("", "| reason | " + " | ".join(run["python"] for run in runs) + " |", "|---" * (len(runs) + 1) + "|")
+    for reason in reasons:
+        cells = [str(run["skips"].get(reason, "")) for run in runs]
+        yield f"| {reason.replace('|', '/')} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

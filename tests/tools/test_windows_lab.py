@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -230,6 +231,13 @@ def test_the_table_puts_the_runs_side_by_side() -> None:
     assert [part.strip() for part in lines[2].split("|")] == ["passed", "-", "12"]
     assert [part.strip() for part in lines[-2].split("|")] == ["total", "-", "13"]
     assert len({len(line) for line in lines}) == 1
+
+
+def test_counts_and_reasons_are_recorded_for_the_documents() -> None:
+    skipped = junit.Counts(passed=3, failed=1, errors=1, skipped=2, skips={"wine 8 lacks it": 2})
+    document = json.loads(junit.document({"Linux": None, "Windows 3.10": skipped}))
+    run = {"python": "Windows 3.10", "passed": 3, "failed": 2, "skipped": 2, "skips": {"wine 8 lacks it": 2}}
+    assert document["runs"] == [run]
 
 
 def test_an_interpreter_that_dies_is_a_failure_with_its_last_words(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "--linux-junit", type=Path, metavar="FILE", help="result file of a run on this machine, to compare"
     )
     test.add_argument("--run-linux", action="store_true", help="run the suite on this machine too")
+    test.add_argument(
+        "--record", type=Path, metavar="FILE", help="note counts and skips in this JSON file, for the documents"
+    )
     test.add_argument("--require", action="store_true", help="without wine, exit 3 instead of 0")
     test.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="for all of it (default 1800)")
     test.add_argument("--one-by-one", action="store_true", help="one Windows Python after the other")
@@ -105,6 +108,8 @@ def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespac
     columns = {name: result.counts if result else None for name, result in results.items()}
     if chosen.linux_junit is not None:
         columns["Linux"] = junit.read(chosen.linux_junit)
+    if chosen.record is not None:
+        chosen.record.write_text(junit.document(columns), encoding="utf-8", newline="\n")
     for text in (junit.table(columns), *suite.complaints(results)):
         sys.stdout.write(text + "\n")
     bad = [name for name, result in results.items() if result is not None and not result.ok]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,3 +90,19 @@ def table(columns: Mapping[str, Counts | None]) -> str:
     ]
     lines.insert(1, "-|-".join("-" * w for w in widths))
     return "\n".join(lines)
+
+
+def document(columns: Mapping[str, Counts | None]) -> str:
+    """The runs as a JSON text, from which benchmarks/summarise.py fills the documents."""
+    runs = [
+        {
+            "python": name,
+            "passed": counts.passed,
+            "failed": counts.failed + counts.errors,
+            "skipped": counts.skipped,
+            "skips": dict(sorted(counts.skips.items())),
+        }
+        for name, counts in columns.items()
+        if counts is not None
+    ]
+    return json.dumps({"date": datetime.date.today().isoformat(), "runs": runs}, indent=1, ensure_ascii=False) + "\n"
