@@ -20,7 +20,7 @@ import torch
 
 from anymamba.backends import Operator, choose, use_backend
 from anymamba.errors import DtypeError, ShapeError
-from anymamba.ops._checks import FLOATING, cast, check_device, check_dim, check_dtype, check_shape
+from anymamba.ops._checks import FLOATING, Passed, cast, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import (
     backward_where_forward_ran,
     below_autograd,
@@ -130,7 +130,7 @@ class SelectiveScanBackend(Protocol):
         ...
 
 
-_prepared = Prepared()
+_prepared, _passed = Prepared(), Passed()
 
 
 def selective_scan_fn(
@@ -191,7 +191,11 @@ def selective_scan_fn(
         if prepared is not None:
             out, last_state = prepared(*tensors)
             return (out, last_state) if return_last_state else out
-    _check(u, delta, A, B, C, D, z, delta_bias, initial_state)
+    passed = None if tracing else tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
+    if passed is None or passed not in _passed:
+        _check(u, delta, A, B, C, D, z, delta_bias, initial_state)
+        if passed is not None:
+            _passed.add(passed)
     dtype = u.dtype
     inputs: tuple[Any, ...] = _normalised(u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), initial_state)
     wanted = differentiated(*(value for value in inputs if isinstance(value, torch.Tensor)))

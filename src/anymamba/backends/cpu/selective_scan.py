@@ -32,6 +32,7 @@ from anymamba.backends.cpu._math import LN2, LOG2E, exp2, sigmoid, softplus
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
 from anymamba.backends.cpu._tuning import settings
+from anymamba.backends.torch._short_scan import short_backward, short_forward
 from anymamba.machine.memory import empty_like
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients, SelectiveScanCall
 
@@ -70,6 +71,8 @@ def selective_scan_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
     batch, dim, seqlen = u.shape
+    if seqlen == 1:  # a dozen small operations cost less than handing 40 arguments to a kernel
+        return short_forward(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, save)
     dstate = A.shape[1]
     work = A.dtype
     u_, delta_, B_, C_, z_ = (None if t is None else t.to(work) for t in (u, delta, B, C, z))
@@ -120,6 +123,11 @@ def selective_scan_backward(
 ) -> Gradients:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
     batch, dim, seqlen = u.shape
+    if seqlen == 1:
+        return short_backward(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, dout, dlast_state,
+            return_out, dz_out, dB_out, dC_out,
+        )  # fmt: skip
     dstate, groups = A.shape[1], B.shape[1]
     work = A.dtype
     if checkpoints is None:

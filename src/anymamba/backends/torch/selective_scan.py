@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from anymamba.backends.torch._short_scan import STEPS, short_backward, short_forward
+from anymamba.machine.memory import empty_like
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients, real_dtype
 
 __all__ = ["selective_scan_backward", "selective_scan_forward"]
@@ -135,8 +137,10 @@ def selective_scan_forward(
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
     batch, dim, seqlen = u.shape
     dstate = A.shape[1]
+    if 0 < seqlen <= STEPS and not A.is_complex():
+        return short_forward(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, save)
     scan = _scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    out = torch.empty_like(delta)
+    out = empty_like(delta)
     state = A.new_zeros(batch, dim, dstate)
     if initial_state is not None:
         state.copy_(initial_state)
@@ -190,6 +194,11 @@ def selective_scan_backward(
     dC_out: torch.Tensor | None = None,
 ) -> Gradients:
     """See `anymamba.ops.selective_scan.SelectiveScanBackend`."""
+    if 0 < u.shape[2] <= STEPS and not A.is_complex():
+        return short_backward(
+            u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, dout, dlast_state,
+            return_out, dz_out, dB_out, dC_out,
+        )  # fmt: skip
     if checkpoints is None:
         _, _, checkpoints = selective_scan_forward(
             u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state, save=True
@@ -198,15 +207,15 @@ def selective_scan_backward(
     batch, dim, _ = u.shape
     scan = _scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
     grads = _GradientBuffers(
-        du=torch.empty_like(u),
-        ddelta=torch.empty_like(delta),
+        du=empty_like(u),
+        ddelta=empty_like(delta),
         dA=torch.zeros_like(scan.A),
         dB=(torch.empty_like(B) if dB_out is None else dB_out) if B.dim() == 4 else torch.zeros_like(scan.A),
         dC=(torch.empty_like(C) if dC_out is None else dC_out) if C.dim() == 4 else torch.zeros_like(scan.A),
         dD=None if scan.D is None else torch.zeros_like(scan.D),
-        dz=dz_out if dz_out is not None else None if z is None else torch.empty_like(z),
+        dz=dz_out if dz_out is not None else None if z is None else empty_like(z),
         ddelta_bias=None if scan.delta_bias is None else torch.zeros_like(scan.delta_bias),
-        out=torch.empty_like(delta) if return_out else None,
+        out=empty_like(delta) if return_out else None,
     )
     carry = A.new_zeros(batch, dim, A.shape[1])  # the gradient of the state that leaves the segment
     if dlast_state is not None:
