@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from anymamba.cli import app
 from anymamba.cli.terminal import terminal
-from anymamba.errors import MachineError, OptionError
+from anymamba.errors import MachineError, OptionError, VerificationFailedError
 from anymamba.machine.driver import Driver
 from anymamba.upstream.native import torch_paths
+from anymamba.upstream.native.build import Built
+from anymamba.upstream.transaction import Installation
 
 
 def invoke(*arguments: str) -> Result:
@@ -61,6 +64,53 @@ def test_a_build_stops_before_anything_is_fetched(tmp_path: Path) -> None:
     done = invoke("build", "causal_conv1d==1.4.0", "--wheel-dir", str(tmp_path / "out"))
     assert isinstance(done.exception, MachineError) and "Nothing was compiled" in str(done.exception)
     assert not (tmp_path / "cache").exists() and not (tmp_path / "out").exists()
+
+
+def test_install_hands_on_what_compiling_takes() -> None:
+    words = ["install", "--mode", "native", "--arch", "8.6,9.0", "--jobs", "3", "--mirror", "https://m.example/"]
+    plan = json.loads(invoke(*words, "--dry-run", "--json").stdout)
+    assert plan["architectures"] == ["8.6", "9.0"] and plan["jobs"] == 3
+
+
+@pytest.mark.parametrize("option", [["--arch", "8.6"], ["--jobs", "2"], ["--mirror", "https://m.example/"]])
+def test_the_port_compiles_nothing_and_says_so(option: list[str]) -> None:
+    refused = invoke("install", *option, "--dry-run").exception
+    assert isinstance(refused, OptionError) and "--mode native" in str(refused)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_was_compiled_stays_until_it_is_installed(
+    works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    wheel = tmp_path / "mamba_ssm-2.2.2-py3-none-any.whl"
+    built = Built("mamba_ssm", "2.2.2", wheel, tmp_path / "log", seconds=1.0, peak_bytes=1)
+    kept: list[bool] = []
+
+    def build(*_: object, keep: bool, **__: object) -> list[Built]:
+        kept.append(keep)
+        return [built]
+
+    def install_wheels(*_: object) -> Installation:
+        assert folder.is_dir()
+        if not works:
+            raise VerificationFailedError("it does not work here", next_step="anymamba doctor")
+        return Installation({"mamba_ssm": "2.2.2"}, {})
+
+    monkeypatch.setattr("anymamba.upstream.native.build.build", build)
+    monkeypatch.setattr("anymamba.upstream.transaction.install_wheels", install_wheels)
+    monkeypatch.setattr(
+        "anymamba.upstream.native.plan.make_native_plan",
+        lambda *_, **__: SimpleNamespace(
+            packages=[SimpleNamespace(folder=str(folder), name="mamba_ssm")], obstacles=()
+        ),
+    )
+    done = invoke("build", "mamba_ssm==2.2.2", "--install")
+    assert kept == [True] and folder.is_dir() is not works
+    if not works:
+        assert isinstance(done.exception, VerificationFailedError)
+        assert "build --resume --install mamba_ssm==2.2.2" in done.stderr
 
 
 def test_wrong_wishes_are_refused() -> None:

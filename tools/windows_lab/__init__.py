@@ -15,6 +15,7 @@ folder outside the repository, `test` runs the whole test-suite inside it, `shel
 - `checkout`     dev.py there, on a copy of this checkout
 - `suite`        the test-suite in a Windows Python
 - `forwarder`    a DLL without code, for one that wine lacks
+- `compile`      real compilers for Windows on upstream's sources
 - `lock`         the lock files, written anew
 - `junit`        counts out of result files, and the table that puts them side by side
 """

@@ -1,4 +1,4 @@
-"""The commands: setup, test, shell, dev, clean, lock."""
+"""The commands: setup, test, shell, dev, compile, clean, lock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.windows_lab import checkout, junit, lock, prepare, product, runner, suite, wine
+from tools.windows_lab.compile import command as compiling
+from tools.windows_lab.compile import trees
+from tools.windows_lab.compile.record import RESULTS, Record
 from tools.windows_lab.interpreters import INTERPRETERS
 from tools.windows_lab.layout import FOLDER_VARIABLE, REPOSITORY, Layout, default_root
 from tools.windows_lab.say import say
@@ -37,6 +40,22 @@ def _parser() -> argparse.ArgumentParser:
 
     dev = commands.add_parser("dev", help="dev.py in a Windows Python, on a copy of this checkout: dev demo")
     dev.add_argument("words", nargs="+", metavar="WORD", help="demo, or -- test --no-lint ...")
+
+    real = commands.add_parser(
+        "compile", help="upstream's sources with real cl.exe and nvcc.exe, by the product's commands"
+    )
+    real.add_argument(
+        "--msvc", type=Path, required=True, metavar="DIR",
+        help="a folder with Microsoft's compiler and a Windows SDK, which you have; its licence is yours to accept",
+    )  # fmt: skip
+    real.add_argument("--nvcc", type=Path, metavar="DIR", help="a CUDA toolkit of Windows, instead of NVIDIA's wheels")
+    real.add_argument(
+        "--source", action="append", default=[], metavar="NAME==VERSION=DIR",
+        help="sources of a release that the package index has none of (again for another)",
+    )  # fmt: skip
+    real.add_argument("--only", default="", metavar="EXPRESSION", help="only builds such as mamba_ssm-2.2.2-guide")
+    real.add_argument("--minutes", type=float, metavar="N", help="begin nothing after so long; the next call goes on")
+    real.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where it is recorded")
 
     for command in (setup, test, shell, dev):
         command.add_argument("--python", action="append", choices=VERSIONS, help="only this Windows Python")
@@ -68,6 +87,14 @@ def main(arguments: Sequence[str]) -> int:
             return DONE
         if chosen.command == "clean":
             return _clean(layout, chosen.keep_downloads)
+        if chosen.command == "compile":
+            microsoft, sources = trees.find_microsoft(chosen.msvc.resolve()), compiling.parse_sources(chosen.source)
+            with prepare.ready(layout, VERSIONS) as found:
+                fine = compiling.compile_all(
+                    found, microsoft, Record(chosen.results), nvcc=chosen.nvcc and chosen.nvcc.resolve(),
+                    sources=sources, only=chosen.only, minutes=chosen.minutes,
+                )  # fmt: skip
+            return DONE if fine else FAILED
         versions = tuple(chosen.python or VERSIONS)
         if chosen.command == "shell":
             with prepare.ready(layout, versions[-1:]) as found:
@@ -84,6 +111,9 @@ def main(arguments: Sequence[str]) -> int:
     except wine.WineMissingError as error:
         say(f"not run: {error}")
         return NO_WINE if chosen.command != "test" or chosen.require else DONE
+    except trees.TreeError as error:
+        say(str(error))
+        return USAGE
     except (runner.CommandError, OSError) as error:
         say(f"failed: {error}")
         return FAILED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import sys
 from types import ModuleType
@@ -100,7 +101,8 @@ def _guide() -> list[int]:
         return []
     x = torch.randn(2, 64, 16, device=device)
     layers = {"Mamba": package.Mamba(d_model=16, d_state=16, d_conv=4, expand=2)}
-    if hasattr(package, "Mamba2"):  # since 2.0
+    # since 2.0; upstream's own calls causal_conv1d's extension without asking whether it is there
+    if hasattr(package, "Mamba2") and importlib.util.find_spec("causal_conv1d") is not None:
         layers["Mamba2"] = package.Mamba2(d_model=16, d_state=16, headdim=8, chunk_size=32)
     for name, layer in layers.items():
         y = layer.to(device)(x)

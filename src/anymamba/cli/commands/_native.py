@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from rich.markup import escape
 
 from anymamba.cli.progress import shown_progress
 from anymamba.cli.terminal import Terminal, terminal
-from anymamba.errors import MachineError
+from anymamba.errors import InstallError, MachineError
 from anymamba.upstream.native.plan import NativePlan
 from anymamba.upstream.native.run import Snapshot
 
@@ -87,9 +88,13 @@ def native(
             ):
                 built = build(
                     plan, wheel_dir or (Path(aside) if install else Path()), python=python, given=source, mirror=mirror,
-                    offline=offline, resume=resume, keep=keep, hang_seconds=hang_minutes * 60, progress=progress, report=report,
+                    offline=offline, resume=resume, keep=keep or install, hang_seconds=hang_minutes * 60, progress=progress,
+                    report=report,
                 )  # fmt: skip
                 done = install_wheels(python, {one.name: one.wheel for one in built}, progress) if install else None
+                # not before they work: an installation that was refused can be tried again in seconds
+                for package in plan.packages if install and not keep else ():
+                    shutil.rmtree(package.folder, ignore_errors=True)
     if dry_run:
         screen.json(plan.to_json()) if as_json else _show(screen, plan)
         return
@@ -125,10 +130,10 @@ def native(
 
 @contextmanager
 def _advice(requirements: Sequence[str], *, install: bool) -> Iterator[None]:
-    """After Ctrl-C, say how to go on."""
+    """After Ctrl-C, and when what was compiled could not be installed, say how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InstallError):
         words = ["build", "--resume", *(["--install"] if install else [])]
         terminal().note(f"What was compiled is kept; to go on: {escape(' '.join(['anymamba', *words, *requirements]))}")
         raise

@@ -40,6 +40,15 @@ def command(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan, or the result, as JSON.")] = False,
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="A", help="With --mode native: native (this machine's cards), all, or 8.6,8.9."),
+    ] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(metavar="PREFIX", help="With --mode native: a GitHub mirror, where sources are in git."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --mode native: compilers at once.")] = None,
     python: Annotated[
         Path | None, typer.Option("--python", metavar="PATH", help="Install for this interpreter instead of this one.")
     ] = None,
@@ -57,8 +66,16 @@ def command(
                 "--mode native builds for the interpreter that runs it, and takes no --with, --latest or --from.",
                 next_step="run anymamba with that interpreter: PYTHON -m anymamba install --mode native",
             )
-        native(requirements or [], install=True, dry_run=dry_run, offline=offline, resume=True, as_json=as_json)
+        native(
+            requirements or [], install=True, dry_run=dry_run, arch=arch or "native", jobs=jobs, mirror=mirror,
+            offline=offline, resume=True, as_json=as_json,
+        )  # fmt: skip
         return
+    if arch is not None or mirror is not None or jobs is not None:
+        raise OptionError(
+            "--arch, --mirror and --jobs are about compiling, and the port compiles nothing.",
+            next_step="anymamba install    (or the same with --mode native)",
+        )
     from anymamba.upstream.bundle import plan_from_bundle
     from anymamba.upstream.plan import make_plan
     from anymamba.upstream.transaction import install

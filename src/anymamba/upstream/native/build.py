@@ -27,7 +27,17 @@ from anymamba.upstream.native.sources import Sources, get_sources
 from anymamba.upstream.patches import Applied
 from anymamba.upstream.progress import Progress, Silent
 
-__all__ = ["Built", "build", "check_given"]
+__all__ = ["Arranged", "Built", "arrange", "build", "check_given"]
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A package ready to be compiled: its sources with the edits made, and every command line."""
+
+    sources: Sources
+    recipe: Recipe
+    applied: tuple[Applied, ...]
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -94,13 +104,11 @@ def build(
     for package in plan.packages:
         folder = Path(package.folder)
         progress.step(f"Preparing {package.name} {package.version}")
-        sources, recipe, applied = _prepare(
-            plan, package, folder, python, given, mirror, offline, resume, index, progress
-        )
-        todo = steps(
-            sources.folder, recipe, plan.chain, plan.torch,
-            [cure.flags for cure in package.cures if cure.flags is not None], plan.target.standard,
+        arranged = arrange(
+            plan, package, folder, python=python, given=given, mirror=mirror, offline=offline, resume=resume, index=index,
+            progress=progress,
         )  # fmt: skip
+        todo = arranged.steps
         write_ninja(folder, todo, windows=plan.target.windows)
         log = _new_log(plan, package, todo)
         progress.step(f"Compiling {package.name} {package.version} (log: {log})")
@@ -112,14 +120,48 @@ def build(
             "rules": {cure.rule.id: "edit" if cure.flags is None else "flags" for cure in package.cures},
         }  # fmt: skip
         wheel = pack(
-            sources, recipe, folder / todo[-1].output, package.installs, plan.torch.tag, applied, folder, details
-        )
+            arranged.sources, arranged.recipe, folder / todo[-1].output, package.installs, plan.torch.tag,
+            arranged.applied, folder, details,
+        )  # fmt: skip
         final = wheel_dir / wheel.name
         shutil.copyfile(wheel, final)
         built.append(Built(package.name, package.installs, final, log, outcome.seconds, outcome.peak_bytes))
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     return built
+
+
+def arrange(
+    plan: NativePlan, package: PackageBuild, folder: Path, *, python: Path, given: Path | None = None,
+    mirror: str | None = None, offline: bool = False, resume: bool = False, index: Index | None = None,
+    progress: Progress | None = None,
+) -> Arranged:  # fmt: skip
+    """Get a package's sources, make the edits of its rules, and work out the command lines; nothing is compiled.
+
+    Parameters
+    ----------
+    plan : NativePlan
+        With a torch.
+    package : PackageBuild
+        One of the plan's.
+    folder : Path
+        Where; what was there is removed, unless `resume` and it was arranged before.
+    python, given, mirror, offline, index, progress
+        As in `get_sources`.
+
+    Raises
+    ------
+    SourceError, IntegrityError, PatchError
+    """
+    assert plan.torch is not None
+    sources, recipe, applied = _prepare(
+        plan, package, folder, python, given, mirror, offline, resume, index, progress or Silent()
+    )
+    todo = steps(
+        sources.folder, recipe, plan.chain, plan.torch,
+        [cure.flags for cure in package.cures if cure.flags is not None], plan.target.standard,
+    )  # fmt: skip
+    return Arranged(sources, recipe, tuple(applied), tuple(todo))
 
 
 def _prepare(
