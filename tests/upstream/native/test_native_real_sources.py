@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from anymamba.upstream.native.sources import get_sources
 
 pytestmark = pytest.mark.network
 
+GXX = shutil.which("g++")
 RELEASES = [
     ("causal_conv1d", "1.5.2"),
     ("causal_conv1d", "1.7.0"),
@@ -44,6 +46,37 @@ def test_each_rule_alone_and_all_together(release: tuple[Path, str, str]) -> Non
         same_place = sum(a == b for a, b in zip(change.before.splitlines(), change.after.splitlines()))
         if change.file.startswith("csrc/"):
             assert same_place > 0.9 * len(change.before.splitlines()), change.file
+
+
+@pytest.mark.skipif(not shutil.which("g++") or sys.platform == "win32", reason="needs g++")
+def test_no_directive_stays_inside_a_macro_s_argument(release: tuple[Path, str, str], tmp_path: Path) -> None:
+    source, name, version = release
+    one = rule("rocm-in-macro")
+    if not one.applies_to(name, version):
+        pytest.skip("this release has none")
+
+    def told(folder: Path) -> dict[str, bool]:
+        """What a pedantic preprocessor thinks of each file; headers that are not upstream's are left empty."""
+        found = {}
+        for file in one.files[name]:
+            names = [str(GXX), "-M", "-MG", "-x", "c++", str(folder / file)]
+            listed = (
+                subprocess.run(names, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ").split()
+            )
+            for header in listed[1:]:
+                if not Path(header).is_absolute():
+                    (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
+                    (tmp_path / header).touch()
+            command = [str(GXX), "-E", "-pedantic-errors", "-I", str(tmp_path), "-x", "c++", str(folder / file)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            found[file] = "embedding a directive within macro arguments is not portable" in done.stderr
+        return found
+
+    assert all(told(source).values())
+    fresh = tmp_path / "edited"
+    shutil.copytree(source, fresh)
+    write(fresh, work_out(fresh, name, version, [one])[0])
+    assert not any(told(fresh).values())
 
 
 INSTANCE = """\
