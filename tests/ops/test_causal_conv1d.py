@@ -147,14 +147,33 @@ def test_update_matches_the_reference_and_changes_the_state_alike(
         indices = torch.randperm(entries, generator=generator)[:batch].int()
         indices[0] = -1
     x, weight, bias = tensor(batch, dim, seqlen), tensor(dim, width), tensor(dim)
-    outputs, states = [], []
-    for backend in ("torch", "reference"):
-        ours = state.clone()
+    expected = state.clone()
+    with use_backend("reference"):
+        wanted = causal_conv1d_update(x, expected, weight, bias, "silu", lengths, indices)
+    for backend in CPU_BACKENDS:
+        for _ in range(2):  # the second call is a prepared one where the backend prepares calls
+            ours = state.clone()
+            with use_backend(backend):
+                out = causal_conv1d_update(x, ours, weight, bias, "silu", lengths, indices)
+            torch.testing.assert_close(out, wanted)
+            assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("state_len", [3, 4, 6])
+def test_a_whole_layers_step_matches_the_reference(backend: str, state_len: int) -> None:
+    torch.manual_seed(0)
+    state, weight, bias = torch.randn(5, 70, state_len), torch.randn(70, 4), torch.randn(70)
+    x = torch.randn(3, 70)
+    indices = torch.tensor([4, -1, 2])
+    for activation in (None, "silu"):
+        ours, expected = state.clone(), state.clone()
+        with use_backend("reference"):
+            wanted = causal_conv1d_update(x, expected, weight, bias, activation, None, indices)
         with use_backend(backend):
-            outputs.append(causal_conv1d_update(x, ours, weight, bias, "silu", lengths, indices))
-        states.append(ours)
-    torch.testing.assert_close(outputs[0], outputs[1])
-    assert torch.equal(states[0], states[1])
+            out = causal_conv1d_update(x, ours, weight, bias, activation, None, indices)
+        torch.testing.assert_close(out, wanted)
+        assert torch.equal(ours, expected)
 
 
 def test_stepping_with_update_equals_the_whole_convolution() -> None:

@@ -15,10 +15,13 @@ import torch
 
 from anymamba.backends import Operator, requested, tuned
 
-__all__ = ["DEVICES", "Prepared", "forget"]
+__all__ = ["DEVICES", "STEP_DEVICES", "Prepared", "forget"]
 
 DEVICES = {"cuda"}
-"""Types of devices whose backends prepare calls."""
+"""Types of devices whose backends prepare calls of any operator."""
+
+STEP_DEVICES = {"cuda", "cpu"}
+"""Types of devices whose backends prepare decoding steps."""
 
 _all: list[Prepared] = []
 
@@ -31,10 +34,8 @@ class Prepared:
         _all.append(self)
 
     def key(self, tensors: Sequence[torch.Tensor | None], *rest: object) -> object:
-        """Return what a call of these tensors and other arguments is remembered by. Only for real tensors of `DEVICES`."""
-        metadata = [
-            None if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15) for t in tensors
-        ]
+        """Return what a call of these tensors and other arguments is remembered by. Only for real tensors."""
+        metadata = [None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15) for t in tensors]
         return tuple(metadata), rest, requested()
 
     def find(self, key: object) -> Callable[..., Any] | None:

@@ -22,7 +22,7 @@ from anymamba.ops._library import (
     placeholder,
     traced,
 )
-from anymamba.ops._prepared import DEVICES, Prepared
+from anymamba.ops._prepared import DEVICES, STEP_DEVICES, Prepared
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -208,18 +208,15 @@ def causal_conv1d_update(
     """
     tracing = traced(x)
     call_key = None
-    if not tracing and x.device.type in DEVICES:
+    if not tracing and x.device.type in STEP_DEVICES:
         call_key = _prepared_update.key((x, conv_state, weight, bias, cache_seqlens, conv_state_indices), activation)
         prepared = _prepared_update.find(call_key)
         if prepared is not None:
             return cast(torch.Tensor, prepared(x, conv_state, weight, bias, cache_seqlens, conv_state_indices))
-    key = None
-    if not tracing and cache_seqlens is None and conv_state_indices is None:
-        key = (_metadata(x, weight, bias, activation), conv_state.shape, conv_state.device)
-    if key is None or key not in _passed:
+    if call_key is None or call_key not in _passed:
         _check_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
-        if key is not None:
-            _passed.add(key)
+        if call_key is not None:
+            _passed.add(call_key)
     silu = activation is not None
     columns = x if x.dim() == 3 else x.unsqueeze(-1)
     run = torch.ops.anymamba.causal_conv1d_update if tracing else _update

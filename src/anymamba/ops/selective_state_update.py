@@ -17,9 +17,9 @@ import torch
 
 from anymamba.backends import Operator, choose, use_backend
 from anymamba.errors import ShapeError
-from anymamba.ops._checks import FLOATING, check_device, check_dtype, check_shape
+from anymamba.ops._checks import FLOATING, Passed, check_device, check_dtype, check_shape
 from anymamba.ops._library import define, traced
-from anymamba.ops._prepared import DEVICES, Prepared
+from anymamba.ops._prepared import STEP_DEVICES, Prepared
 
 __all__ = ["SELECTIVE_STATE_UPDATE", "selective_state_update", "selective_state_update_ref"]
 
@@ -28,7 +28,7 @@ SELECTIVE_STATE_UPDATE = Operator(
 )
 
 
-_prepared = Prepared()
+_prepared, _passed = Prepared(), Passed()
 
 
 class SelectiveStateUpdateCall(NamedTuple):
@@ -111,7 +111,7 @@ def selective_state_update(
     """
     arguments = (state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
     tracing, key = traced(x), None
-    if not tracing and state.device.type in DEVICES:
+    if not tracing and state.device.type in STEP_DEVICES:
         key = _prepared.key((state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices), dt_softplus)
         prepared = _prepared.find(key)
         if prepared is not None:
@@ -129,7 +129,10 @@ def selective_state_update(
     D, dt_bias = (
         tensor.unsqueeze(0) if tensor is not None and tensor.dim() == 1 else tensor for tensor in (D, dt_bias)
     )
-    _check(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
+    if key is None or key not in _passed:
+        _check(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
+        if key is not None:
+            _passed.add(key)
     run = torch.ops.anymamba.selective_state_update if tracing else _update
     with torch.no_grad():
         out: torch.Tensor = run(state, x, dt, A, B, C, D, z, dt_bias, bool(dt_softplus), state_batch_indices)

@@ -48,7 +48,7 @@ def steps(draw: st.DrawFn) -> dict[str, Any]:
         "x": tensor(batch, heads, headdim),
         "dt": tensor(batch, heads, 1).expand(batch, heads, headdim),
         "A": A,
-        "B": tensor(batch, groups, dstate),
+        "B": tensor(batch, groups, 2 * dstate)[..., :: draw(st.sampled_from([1, 2]))][..., :dstate],
         "C": tensor(batch, groups, dstate),
         "D": tensor(heads, 1, dtype=work).expand(heads, headdim) if draw(st.booleans()) else None,
         "z": tensor(batch, heads, headdim) if draw(st.booleans()) else None,

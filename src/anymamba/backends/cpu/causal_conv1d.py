@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anymamba.backends.cpu._causal_conv1d_update import causal_conv1d_update, prepare
 from anymamba.backends.cpu._compile import flat, kernel
 from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import sigmoid
@@ -26,7 +27,6 @@ from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
 from anymamba.backends.cpu._tuning import settings
 from anymamba.backends.torch.causal_conv1d import (
-    causal_conv1d_update,
     causal_conv1d_varlen_states,
     final_states,
     kept_at_end,
@@ -38,6 +38,7 @@ __all__ = [
     "causal_conv1d_forward",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
+    "prepare",
     "refusal",
 ]
 
