@@ -55,6 +55,7 @@ struct Thread {
 
 struct Warp {
     unsigned long long values[2][32];
+    float floats[2][32][16];
     unsigned arrived;
 };
 
@@ -89,6 +90,15 @@ static const unsigned long long* exchange(unsigned mask, unsigned long long valu
     buffer[current->linear % 32] = value;
     current->waiting_mask = mask;
     give_way(at_warp_barrier);
+    return buffer;
+}
+
+// The same for 16 floats of every lane: the operands of a matrix product of the whole warp.
+static const float (*exchange_floats(const float (&own)[16]))[16] {
+    Warp& warp = warps[current->linear / 32];
+    float(*buffer)[16] = warp.floats[current->warp_operations & 1];
+    memcpy(buffer[current->linear % 32], own, sizeof own);
+    exchange(0xffffffffu, 0);
     return buffer;
 }
 
