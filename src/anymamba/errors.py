@@ -25,6 +25,7 @@ AnymambaError                       exit code
 │   ├── NotWritableError
 │   └── VerificationFailedError        installed, proved wrong, rolled back
 └── MachineError                    8  this machine lacks something the command needs
+    └── RankLostError (RuntimeError)   another process of a distributed run died, hangs, or does something else
 
 An error carries what a handler needs: `what` happened, `why`, and `next_step`, a command or an edit to make.
 """
@@ -165,3 +166,7 @@ class VerificationFailedError(InstallError):
 
 class MachineError(AnymambaError):
     exit_code = 8
+
+
+class RankLostError(MachineError, RuntimeError):
+    pass

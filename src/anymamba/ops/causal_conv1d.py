@@ -23,6 +23,7 @@ from anymamba.ops._library import (
     traced,
 )
 from anymamba.ops._prepared import DEVICES, STEP_DEVICES, Prepared
+from anymamba.ops._sharding import current
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -143,6 +144,12 @@ def causal_conv1d_fn(
     ShapeError, DtypeError, DeviceError, OptionError
         Before any work, naming the argument.
     """
+    sharding = current.sharding
+    if sharding is not None:
+        out, states = sharding.causal_conv1d(
+            x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation
+        )
+        return _with_states(out, states, return_final_states, final_states_out)
     tracing = traced(x)
     differentiable = differentiated(x, weight, bias, initial_states)
     plain = seq_idx is None and initial_states is None and final_states_out is None and not tracing
@@ -168,6 +175,12 @@ def causal_conv1d_fn(
     if call_key is not None:
         backend = choose(CAUSAL_CONV1D, _call(x, weight))
         _prepared_forward.remember(call_key, backend, CAUSAL_CONV1D, (x, weight, bias, silu))
+    return _with_states(out, final_states, return_final_states, final_states_out)
+
+
+def _with_states(
+    out: torch.Tensor, final_states: Any, return_final_states: bool, final_states_out: torch.Tensor | None
+) -> Any:
     if not return_final_states:
         return out
     if final_states_out is not None:

@@ -25,6 +25,7 @@ from anymamba.ops import causal_conv1d, selective_scan
 from anymamba.ops._autocast import autocast_dtype, without_autocast
 from anymamba.ops._checks import FLOATING, cast, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import backward_where_forward_ran, differentiated, traced
+from anymamba.ops._sharding import current
 
 __all__ = ["mamba_inner_fn", "mamba_inner_ref"]
 
@@ -103,7 +104,8 @@ def mamba_inner_fn(
         xz, conv1d_weight.flatten(1), conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias,
         A, B, C, D, delta_bias, B_proj_bias, C_proj_bias,
     )  # fmt: skip
-    if traced(xz) or any(weight is not None for weight in norms) or not differentiated(*tensors):
+    composed = current.sharding is not None or traced(xz) or any(weight is not None for weight in norms)
+    if composed or not differentiated(*tensors):
         return _composed(_Inputs(*tensors), bool(delta_softplus), norms, b_c_dt_rms_eps)
     out: torch.Tensor = _MambaInner.apply(bool(delta_softplus), checkpoint_lvl, *tensors)
     return out
@@ -249,7 +251,7 @@ def _check(
 def _composed(
     inputs: _Inputs, delta_softplus: bool, norms: tuple[torch.Tensor | None, ...], eps: float
 ) -> torch.Tensor:
-    """Compute the block of differentiable operators: for tracing, inference, and the variant with RMS norms."""
+    """Compute the block of differentiable operators: for tracing, inference, the variant with RMS norms, a sharded sequence."""
     out_dtype = inputs.out_dtype
     inputs = inputs.in_product_dtype()  # so that autocast has nothing left to do
     with without_autocast(inputs.xz.device.type):

@@ -23,6 +23,7 @@ from anymamba.ops._autocast import autocast_dtype, without_autocast
 from anymamba.ops._checks import FLOATING, check_activation, check_device, check_dim, check_dtype, check_shape
 from anymamba.ops._library import backward_where_forward_ran, differentiated, traced
 from anymamba.ops._linear import linear
+from anymamba.ops._sharding import current
 from anymamba.ops.ssd_pieces import ssd_selective_scan
 from anymamba.ops.swiglu import _swiglu_bwd, _swiglu_fwd, swiglu
 
@@ -117,7 +118,7 @@ def mamba_split_conv1d_scan_combined(
         None if outproj_weight is None else autocast_dtype(zxbcdt.device.type) or outproj_weight.dtype,
     )
     _check(inputs, sizes, options, chunk_size)
-    if traced(zxbcdt) or not differentiated(*inputs):
+    if current.sharding is not None or traced(zxbcdt) or not differentiated(*inputs):
         out, final_states = _composed(inputs, sizes, options)
     else:
         out, final_states = _SplitConv1dScan.apply(sizes, options, *inputs)
@@ -319,7 +320,7 @@ def _project(out: torch.Tensor, inputs: _Inputs, options: _Options) -> torch.Ten
 
 
 def _composed(inputs: _Inputs, sizes: _Sizes, options: _Options) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the block of differentiable operators: for tracing and inference."""
+    """Compute the block of differentiable operators: for tracing, inference and a sharded sequence."""
     zx0, z, xBC, dt = _split(inputs.zxbcdt, sizes)
     conv = causal_conv1d.causal_conv1d_fn(
         xBC.transpose(1, 2),

@@ -30,6 +30,7 @@ from anymamba.ops._library import (
     traced,
 )
 from anymamba.ops._prepared import DEVICES, Prepared
+from anymamba.ops._sharding import current
 
 __all__ = [
     "CHECKPOINT_LENGTH",
@@ -182,6 +183,12 @@ def selective_scan_fn(
     ShapeError, DtypeError, DeviceError
         Before any work, naming the argument.
     """
+    sharding = current.sharding
+    if sharding is not None:
+        out, last_state = sharding.selective_scan(
+            u, delta, A, B, C, D, z, delta_bias, bool(delta_softplus), initial_state
+        )
+        return (out, last_state) if return_last_state else out
     tracing = traced(u)
     tensors = (u, delta, A, B, C, D, z, delta_bias, initial_state)
     key = None

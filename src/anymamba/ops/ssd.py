@@ -28,6 +28,7 @@ from anymamba.ops._library import (
     placeholder,
     traced,
 )
+from anymamba.ops._sharding import current
 
 __all__ = ["MambaChunkScanCombinedFn", "mamba_chunk_scan", "mamba_chunk_scan_combined"]
 
@@ -220,9 +221,16 @@ def mamba_chunk_scan_combined(
     ShapeError, DtypeError, DeviceError, OptionError
         Before any work, naming the argument.
     """
-    _check(x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, return_varlen_states)
-    if len(dt_limit) != 2:
-        raise OptionError(f"dt_limit is {dt_limit!r}, but must be (smallest, largest).")
+    sharding = current.sharding
+    if sharding is not None:
+        results: Any = sharding.ssd(
+            x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_limit,
+            return_final_states, return_varlen_states,
+        )  # fmt: skip
+        return _wanted(results, return_final_states, return_varlen_states)
+    _check(
+        x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_limit, return_varlen_states
+    )
     arguments = (
         x,
         dt,
@@ -246,8 +254,12 @@ def mamba_chunk_scan_combined(
         results = _Ssd.apply(*arguments)
     else:
         results = _forward(*arguments)
+    return _wanted(results, return_final_states, return_varlen_states)
+
+
+def _wanted(results: Any, return_final_states: bool, return_varlen_states: bool) -> Any:
     out, final_states, varlen_states = results
-    wanted = (out, final_states) if return_final_states else (out,)
+    wanted: tuple[Any, ...] = (out, final_states) if return_final_states else (out,)
     if return_varlen_states:
         wanted = (*wanted, varlen_states)
     return out if len(wanted) == 1 else wanted
@@ -301,6 +313,7 @@ def _check(
     initial_states: torch.Tensor | None,
     seq_idx: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
+    dt_limit: tuple[float, float],
     return_varlen_states: bool,
 ) -> None:
     check_dim("x", x, 4, "(batch, seqlen, nheads, headdim)")
@@ -340,6 +353,8 @@ def _check(
             check_device(name, index, x, "x")
     if chunk_size < 1:
         raise OptionError(f"chunk_size is {chunk_size}, but must be at least 1.")
+    if len(dt_limit) != 2:
+        raise OptionError(f"dt_limit is {dt_limit!r}, but must be (smallest, largest).")
     if return_varlen_states:
         if cu_seqlens is None:
             raise OptionError("return_varlen_states is True, but cu_seqlens is None: it says where the sequences end.")

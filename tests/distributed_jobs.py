@@ -1,0 +1,91 @@
+"""What the ranks of the tests in tests/distributed do: functions that a spawned process can import by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anymamba import ops
+from anymamba.backends import use_backend
+from anymamba.distributed import context_parallel, count_traffic
+
+__all__ = ["STATES", "TIME", "call", "run_operator", "sliced"]
+
+TIME = {
+    "causal_conv1d_fn": {"x": 2, "seq_idx": 1},
+    "selective_scan_fn": {"u": 2, "delta": 2, "z": 2, "B": -1, "C": -1},
+    "mamba_chunk_scan_combined": {"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1, "seq_idx": 1},
+}
+"""The dimension of time of the arguments that have one."""
+
+STATES = {
+    "causal_conv1d_fn": "return_final_states",
+    "selective_scan_fn": "return_last_state",
+    "mamba_chunk_scan_combined": "return_final_states",
+}
+
+
+def sliced(name: str, argument: str, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Return the part of an argument that covers these columns; the whole if it has no time."""
+    dim = TIME[name].get(argument)
+    if dim is None or (name == "selective_scan_fn" and argument in "BC" and tensor.dim() == 2):
+        return tensor
+    # complex scans interleave real and imaginary parts of B and C
+    each = 2 if name == "selective_scan_fn" and argument in "BC" and tensor.shape[-1] == 2 * _length(tensor) else 1
+    return tensor.narrow(dim, each * start, each * (stop - start))
+
+
+_lengths: dict[int, int] = {}
+
+
+def _length(tensor: torch.Tensor) -> int:
+    return _lengths.get(0, tensor.shape[-1])
+
+
+def call(
+    name: str, tensors: dict[str, torch.Tensor], options: dict[str, Any], weights: list[torch.Tensor | None]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Call an operator and differentiate the sum of its results times `weights` (None: not differentiated)."""
+    leaves = {
+        key: tensor.clone().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+        for key, tensor in tensors.items()
+    }
+    results = getattr(ops, name)(**leaves, **options)
+    results = list(results) if isinstance(results, tuple) else [results]
+    loss = torch.zeros((), dtype=torch.float64)
+    for result, weight in zip(results, weights):
+        if weight is not None:
+            product = (result * weight.conj()).sum() if result.is_complex() else (result * weight).sum()
+            loss = loss + (product.real if product.is_complex() else product)
+    loss.backward()
+    return [result.detach() for result in results], {
+        key: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for key, leaf in leaves.items()
+        if leaf.requires_grad
+    }
+
+
+def run_operator(
+    group: Any,
+    name: str,
+    tensors: dict[str, torch.Tensor],
+    options: dict[str, Any],
+    weights: list[torch.Tensor | None],
+    lengths: list[int],
+    check: str = "always",
+) -> Any:
+    """Run an operator on this rank's part; weights: of the output (whole), the last rank's state, the varlen states."""
+    rank = torch.distributed.get_rank(group)
+    start = sum(lengths[:rank])
+    stop = start + lengths[rank]
+    _lengths[0] = sum(lengths)
+    parts = {key: sliced(name, key, tensor, start, stop) for key, tensor in tensors.items()}
+    time = 1 if name == "mamba_chunk_scan_combined" else 2
+    of_out = None if weights[0] is None else weights[0].narrow(time, start, stop - start)
+    last = rank == len(lengths) - 1
+    mine = [of_out, *(weights[1:2] if last else [None] * len(weights[1:2])), *weights[2:]]
+    # the torch backend: whichever computes makes no difference here, and this one compiles nothing
+    with count_traffic() as traffic, context_parallel(group, check=check), use_backend("torch"):
+        results, gradients = call(name, parts, options, mine)
+    return results, gradients, (traffic.sent, traffic.received)
