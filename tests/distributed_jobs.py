@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +12,12 @@ import torch
 from anymamba import ops
 from anymamba.backends import use_backend
 from anymamba.distributed import context_parallel, count_traffic
+from anymamba.errors import AnymambaError, RankLostError
+from rank_pool import start_group
 
-__all__ = ["STATES", "TIME", "call", "run_operator", "sliced"]
+__all__ = [
+    "STATES", "TIME", "call", "convolve_and_lose_a_rank", "mismatched", "run_operator", "sliced",
+]  # fmt: skip
 
 TIME = {
     "causal_conv1d_fn": {"x": 2, "seq_idx": 1},
@@ -89,3 +96,44 @@ def run_operator(
     with count_traffic() as traffic, context_parallel(group, check=check), use_backend("torch"):
         results, gradients = call(name, parts, options, mine)
     return results, gradients, (traffic.sent, traffic.received)
+
+
+def mismatched(group: Any, name: str, calls: list[dict[str, torch.Tensor]], options: dict[str, Any]) -> str:
+    """Call an operator with this rank's own arguments; return the error's kind and text."""
+    try:
+        with context_parallel(group):
+            getattr(ops, name)(**calls[torch.distributed.get_rank(group)], **options)
+    except AnymambaError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def convolve_and_lose_a_rank(rank: int, size: int, file: Path, timeout: float, how: str, when: str, pipe: Any) -> None:
+    """Run convolutions forward and backward; rank 1 disappears at one of them. Send how it ended, and after how long."""
+    start_group(rank, size, file, timeout)
+    dist = torch.distributed
+    started = time.monotonic()
+    try:
+        for step in range(3):
+            x = torch.randn(1, 4, 8, requires_grad=True)
+            gone = rank == 1 and step == 1
+            with context_parallel(check="entry" if when == "handshake" else "never"):
+                if gone and when != "backward":
+                    _disappear(how)
+                out = ops.causal_conv1d_fn(x, torch.ones(4, 3))
+                state = -torch.rand(4, 2)
+                out = ops.selective_scan_fn(out, torch.rand(1, 4, 8), state, torch.rand(4, 2), torch.rand(4, 2))
+            if gone:
+                _disappear(how)
+            out.sum().backward()
+    except RankLostError as error:
+        pipe.send((str(error), time.monotonic() - started))
+        os._exit(0)  # leaving a broken group politely can wait for the dead
+    pipe.send(("no error", time.monotonic() - started))
+    dist.barrier()
+
+
+def _disappear(how: str) -> None:
+    if how == "killed":
+        os._exit(1)
+    time.sleep(600)

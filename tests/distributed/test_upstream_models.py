@@ -1,0 +1,82 @@
+"""Upstream's language models, unedited, trained in every way that PyTorch distributes: the losses are those of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distributed_models import evaluate_packed, train, train_tensor_parallel
+from ported_upstream import build_upstream
+from rank_pool import Pool
+
+pytestmark = pytest.mark.network
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build_upstream(tmp_path_factory.mktemp("upstream")))
+
+
+@pytest.fixture(scope="module")
+def single(pool: Pool, port: str) -> dict[str, list[float]]:
+    return {layer: pool.run(train, 1, port, layer, "single")[0] for layer in ("Mamba1", "Mamba2")}
+
+
+WAYS = [
+    "ddp",
+    "ddp checkpoint",
+    pytest.param("fsdp", marks=pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on")),
+    "cp ddp",
+    "cp ddp checkpoint",
+    "cp ddp compile",
+    pytest.param(
+        "cp fsdp checkpoint",
+        marks=pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on"),
+    ),
+]
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+@pytest.mark.parametrize("how", WAYS)
+def test_losses_are_those_of_one_process(
+    pool: Pool, port: str, single: dict[str, list[float]], layer: str, how: str
+) -> None:
+    for losses in pool.run(train, 2, port, layer, how):
+        torch.testing.assert_close(losses, single[layer], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+@pytest.mark.parametrize("size", [3, 4])
+def test_the_sequence_over_more_ranks(
+    pool: Pool, port: str, single: dict[str, list[float]], layer: str, size: int
+) -> None:
+    for losses in pool.run(train, size, port, layer, "cp ddp"):
+        torch.testing.assert_close(losses, single[layer], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+def test_mixed_precision(pool: Pool, port: str, layer: str) -> None:
+    alone = pool.run(train, 1, port, layer, "single autocast")[0]
+    for losses in pool.run(train, 2, port, layer, "cp ddp autocast"):
+        torch.testing.assert_close(losses, alone, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("bounds", [None, [12], [11, 13], [3, 20]])
+def test_packed_sequences_in_a_context(pool: Pool, port: str, bounds: list[int] | None) -> None:
+    numbers = None
+    if bounds is not None:
+        numbers = torch.zeros(1, 24, dtype=torch.int32)
+        for bound in bounds:
+            numbers[:, bound:] += 1
+    whole = pool.run(evaluate_packed, 1, port, "Mamba2", numbers, False)[0]
+    for size in (2, 3):
+        for logits in pool.run(evaluate_packed, size, port, "Mamba2", numbers, True):
+            torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_upstreams_tensor_parallel_layers(pool: Pool, port: str, sequence_parallel: bool) -> None:
+    for whole, split in pool.run(train_tensor_parallel, 2, port, sequence_parallel):
+        torch.testing.assert_close(split, whole, rtol=2e-5, atol=2e-5)

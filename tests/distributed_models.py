@@ -1,0 +1,172 @@
+"""Training of upstream's models in every way that PyTorch distributes one; a spawned process can import these by name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from anymamba.backends import use_backend
+from anymamba.distributed import context_parallel, gather_sequence, parallelize, shard_sequence
+
+__all__ = ["evaluate_packed", "language_model", "train", "train_tensor_parallel"]
+
+VOCABULARY = 48
+
+
+def language_model(port: str, layer: str) -> Any:
+    """Build upstream's small language model, the same in every process."""
+    if port not in sys.path:
+        sys.path.insert(0, port)
+    from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+
+    sizes = {"headdim": 8, "d_state": 8, "chunk_size": 16} if layer == "Mamba2" else {"d_state": 4}
+    config = MambaConfig(
+        d_model=16, n_layer=2, vocab_size=VOCABULARY, ssm_cfg={"layer": layer, **sizes}, rms_norm=True,
+        fused_add_norm=True, pad_vocab_size_multiple=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return MambaLMHeadModel(config)
+
+
+def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(0, VOCABULARY, (4, 25), generator=generator) for _ in range(steps)]
+    return [(tokens[:, :-1], tokens[:, 1:]) for tokens in drawn]
+
+
+def train(group: Any, port: str, layer: str, how: str, steps: int = 3) -> list[float]:
+    """Train a few steps and return the losses over the whole batch.
+
+    how: words of "single", "ddp", "fsdp", "checkpoint", "compile", "autocast", and "cp": the sequence is split, not the batch.
+    """
+    words = set(how.split())
+    model = language_model(port, layer)
+    whole = model
+    if "cp" in words:
+        parallelize(model, group, check="always")
+    if "checkpoint" in words:
+        for block in model.backbone.layers:
+            block.forward = _checkpointed(block.forward)
+    if "fsdp" in words:
+        model = _fully_sharded(model, group)
+    elif "ddp" in words:
+        model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    run = torch.compile(model, backend="aot_eager") if "compile" in words else model
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    losses = []
+    with use_backend("torch"):
+        for inputs, labels in batches(steps):
+            if "single" not in words:
+                dim = 1 if "cp" in words else 0
+                inputs, labels = (shard_sequence(tensor, group, dim=dim) for tensor in (inputs, labels))
+            with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in words):
+                logits = run(inputs.contiguous()).logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = loss.detach().clone()
+            if "single" not in words:
+                dist.all_reduce(total, group=group)
+                total /= dist.get_world_size(group)
+            losses.append(float(total))
+    return losses
+
+
+def _checkpointed(forward: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    def twice(*arguments: Any, **options: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, **options)
+
+    return twice
+
+
+def _fully_sharded(model: Any, group: Any) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for block in model.backbone.layers:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def evaluate_packed(group: Any, port: str, layer: str, seq_idx: torch.Tensor | None, sharded: bool) -> torch.Tensor:
+    """Return the logits of a batch without gradients, packed if told so."""
+    model = language_model(port, layer).eval()
+    inputs = batches(1)[0][0]
+    packing = {} if seq_idx is None else {"seq_idx": seq_idx.expand(len(inputs), -1).contiguous()}
+    with torch.no_grad(), use_backend("torch"):
+        if not sharded:
+            return model(inputs, **packing).logits
+        parts = {key: shard_sequence(tensor, group).contiguous() for key, tensor in packing.items()}
+        with context_parallel(group):
+            logits = model(shard_sequence(inputs, group), **parts).logits
+        return gather_sequence(logits, group)
+
+
+def train_tensor_parallel(group: Any, port: str, sequence_parallel: bool, steps: int = 3) -> tuple[list[float], Any]:
+    """Train Mamba2 layers split over the group's ranks by upstream's own parallel layers, and the same layers whole."""
+    if port not in sys.path:
+        sys.path.insert(0, port)
+    from mamba_ssm import Mamba2
+    from mamba_ssm.distributed.distributed_utils import all_gather, reduce_scatter
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    sizes = {"d_model": 16, "headdim": 4, "d_state": 8, "ngroups": 2, "chunk_size": 16}
+    torch.manual_seed(0)
+    whole = torch.nn.ModuleList(Mamba2(**sizes) for _ in range(2))
+    split = torch.nn.ModuleList(
+        Mamba2(**sizes, process_group=group, sequence_parallel=sequence_parallel) for _ in range(2)
+    )
+    for one, part in zip(whole, split):
+        _take_share(one, part, rank, size)
+    losses: list[tuple[float, float]] = []
+    optimizers = [torch.optim.SGD(layers.parameters(), lr=0.1) for layers in (whole, split)]
+    generator = torch.Generator().manual_seed(2)
+    with use_backend("torch"):
+        for _ in range(steps):
+            x, target = torch.randn(2, 2, 12, 16, generator=generator)
+            found = []
+            for layers, optimizer in zip((whole, split), optimizers):
+                y = x
+                if layers is split and sequence_parallel:
+                    y = y.reshape(-1, 16).chunk(size)[rank]
+                    for layer in layers:
+                        y = y + layer(y, seqlen=12)
+                    y = all_gather(y, group).view(x.shape)
+                else:
+                    for layer in layers:
+                        y = y + layer(y)
+                loss = F.mse_loss(y, target)
+                # every rank computes the whole loss after the gather, whose backward adds the ranks' gradients up
+                (loss / size if layers is split and sequence_parallel else loss).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(float(loss.detach()))
+            losses.append((found[0], found[1]))
+    assert reduce_scatter is not None
+    return [a for a, _ in losses], [b for _, b in losses]
+
+
+def _take_share(whole: Any, part: Any, rank: int, size: int) -> None:
+    """Copy the rank's rows or columns of a whole Mamba2's weights into its part of the layer."""
+    inner, states, heads = whole.d_inner, whole.ngroups * whole.d_state, whole.nheads
+
+    def share(tensor: torch.Tensor, sections: list[int]) -> torch.Tensor:
+        return torch.cat([section.chunk(size)[rank] for section in tensor.split(sections)])
+
+    with torch.no_grad():
+        part.in_proj.weight.copy_(share(whole.in_proj.weight, [inner, inner, states, states, heads]))
+        part.conv1d.weight.copy_(share(whole.conv1d.weight, [inner, states, states]))
+        part.conv1d.bias.copy_(share(whole.conv1d.bias, [inner, states, states]))
+        for name in ("dt_bias", "A_log", "D"):
+            getattr(part, name).copy_(getattr(whole, name).chunk(size)[rank])
+        part.norm.weight.copy_(whole.norm.weight.chunk(size)[rank])
+        part.out_proj.weight.copy_(whole.out_proj.weight.chunk(size, dim=1)[rank])
