@@ -18,7 +18,7 @@ import anymamba
 import machines
 from anymamba.cli import app
 from anymamba.cli.commands import doctor as command
-from anymamba.cli.terminal import Terminal
+from anymamba.cli.terminal import Terminal, terminal
 from anymamba.doctor import Way, examine
 from anymamba.machine import Machine
 
@@ -61,6 +61,41 @@ def test_json_is_versioned_and_complete(on: Callable[[Machine], None]) -> None:
     assert answer["machine"]["torch"]["imports"] is False
     assert answer["machine"]["windows"]["ansi_code_page"] == 936
     assert [verdict["route"] for verdict in answer["verdicts"]] == ["port on GPU", "port on CPU", "native"]
+
+
+def run(*arguments: str) -> str:
+    terminal.cache_clear()  # it holds the streams of the process; each of these runs has its own
+    return CliRunner().invoke(app, ["doctor", *arguments]).output
+
+
+def test_it_answers_in_chinese_when_asked_or_when_the_system_speaks_it(
+    on: Callable[[Machine], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(machines.windows_laptop())
+    asked = run("--lang", "zh")
+    assert "教程的参考环境" in asked
+    assert "显卡闲置" in asked
+    assert "移植版（CPU）: 可用" in asked
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert run() == asked
+    assert "wanted" in run("--lang", "en")
+    answer = json.loads(run("--json", "--lang", "zh"))
+    assert answer["language"] == "zh"
+    assert answer["results"][0]["title"] == "Python 版本"
+    assert answer["results"][0]["status"] == "ok"
+
+
+def test_nothing_goes_on_the_network_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes: list[object] = []
+
+    def read(**options: object) -> Machine:
+        wishes.append(options["network"])
+        return machines.cpu_ci()
+
+    monkeypatch.setattr(command, "read_machine", read)
+    assert "not tried (anymamba doctor --network tries)" in " ".join(run().split())
+    run("--network")
+    assert wishes == [False, True]
 
 
 @pytest.mark.parametrize("make", machines.ALL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -12,14 +11,9 @@ from anymamba.doctor import Diagnosis, Result, Status, Way, examine
 from anymamba.doctor.checks import all_checks
 from anymamba.doctor.torch_index import best_tag
 from anymamba.machine import Machine
-from anymamba.machine.compilers import Compilers, Nvcc, Tool, VisualStudio
-from anymamba.machine.driver import Card, Driver
+from anymamba.machine.compilers import Compilers, Nvcc
 from anymamba.machine.network import Network
-from anymamba.machine.packages import Installed, Packages, Upstream
-from anymamba.machine.system import System
-from anymamba.machine.torch_build import OperatorRun, TorchCard
-from anymamba.machine.triton import Triton
-from anymamba.machine.wsl import Wsl
+from odd_machines import ODD, linux, with_driver
 
 
 def result(machine: Machine, identifier: str) -> Result | None:
@@ -125,15 +119,6 @@ def test_without_torch_the_doctor_still_answers_with_the_right_index() -> None:
 # Single checks, one table
 
 
-def laptop(**changes: object) -> Machine:
-    return machines.reference_workstation(**changes)
-
-
-def with_driver(cuda: str | None, *capabilities: tuple[int, int]) -> Machine:
-    cards = tuple(Card("card", capability, 8.0) for capability in capabilities)
-    return machines.cpu_ci(driver=Driver("1" if cuda else None, cuda, cards, on_bus=bool(cards)))
-
-
 @pytest.mark.parametrize(
     ("machine", "tag"),
     [
@@ -149,160 +134,7 @@ def test_the_index_fits_driver_and_card(machine: Machine, tag: str) -> None:
     assert best_tag(machine) == tag
 
 
-def compilers(**changes: object) -> Compilers:
-    return replace(machines.reference_workstation().compilers, **changes)  # type: ignore[arg-type]
-
-
-NEW_STUDIO = VisualStudio("Visual Studio 2022", "17.14.1", r"C:\VS", ("14.44.35207",))
-BOTH_TOOLSETS = VisualStudio("Visual Studio 2022", "17.14.1", r"C:\VS", ("14.44.35207", "14.38.33130"))
-NVCC_124 = Nvcc("nvcc", "12.4", "PATH")
-BLACKWELL = Driver("570.1", "12.8", (Card("RTX 5090", (12, 0), 32.0),), on_bus=True)
-
-
-def linux(**changes: object) -> Machine:
-    return machines.cpu_ci(torch=machines.cuda_torch(), **changes)
-
-
-def gcc(version: str, nvcc: str) -> Compilers:
-    return Compilers(nvcc=(Nvcc("/cuda/bin/nvcc", nvcc, "PATH"),), gcc=Tool("gcc", version))
-
-
-@pytest.mark.parametrize(
-    ("machine", "identifier", "wanted"),
-    [
-        (machines.cpu_ci(python=machines.python(version="3.9.2")), "python-version", "fail"),
-        (machines.cpu_ci(python=machines.python(version="3.15.0")), "python-version", "warn"),
-        (machines.cpu_ci(python=machines.python(bits=32)), "python-kind", "fail"),
-        (machines.cpu_ci(python=machines.python(free_threaded=True)), "python-kind", "warn"),
-        (machines.cpu_ci(python=machines.python(externally_managed=True)), "python-environment", "warn"),
-        (machines.cpu_ci(python=machines.python(pip=None)), "python-pip", "fail"),
-        (machines.cpu_ci(torch=machines.torch(version="1.13.1")), "torch-release", "fail"),
-        # NumPy 2 against torch 2.1
-        (laptop(packages=Packages((), (Installed("numpy", "2.0.1"),))), "numpy-for-torch", "warn"),
-        (
-            machines.cpu_ci(torch=machines.torch(numpy_works=False)),
-            "numpy-for-torch",
-            "fail",
-        ),
-        (machines.cpu_ci(), "numpy-for-torch", "ok"),
-        (machines.cpu_ci(packages=Packages((), (Installed("torchvision", "0.16.1"),))), "torch-companions", "warn"),
-        (machines.cpu_ci(packages=Packages((), (Installed("torchvision", "0.21.0"),))), "torch-companions", "absent"),
-        (machines.cpu_ci(packages=Packages((), (), ("torch",))), "one-of-each", "warn"),
-        # a card that torch cannot see
-        (laptop(torch=machines.cuda_torch(cuda_available=False, cards=())), "torch-cuda-available", "fail"),
-        (
-            machines.cpu_ci(torch=machines.cuda_torch(cuda_available=False, cards=())),
-            "torch-cuda-available",
-            "info",
-        ),
-        (
-            laptop(
-                torch=machines.cuda_torch(cards=(TorchCard("5090", (12, 0), False, "no kernel image is available"),))
-            ),
-            "torch-runs-on-card",
-            "fail",
-        ),
-        (machines.cpu_ci(driver=Driver(on_bus=True, problem="nvmlInit_v2 answers 9")), "gpu-seen", "warn"),
-        (with_driver("12.2", (6, 1)), "gpu-architecture", "warn"),
-        # operators
-        (
-            machines.cpu_ci(operators=(OperatorRun("selective_scan_fn", "cpu", False, problem="RuntimeError: x"),)),
-            "operators-run",
-            "fail",
-        ),
-        (machines.cpu_ci(operators=()), "operators-run", "absent"),
-        # packages
-        (
-            machines.cpu_ci(packages=Packages((Upstream("mamba_ssm", "1.0.1", "/env", "foreign", None),), ())),
-            "mamba-ssm-installed",
-            "warn",
-        ),
-        (
-            machines.cpu_ci(packages=Packages((Upstream("mamba_ssm", "2.2.2+anymamba.1", "/env", "port", "x"),), ())),
-            "mamba-ssm-installed",
-            "ok",
-        ),
-        (machines.cpu_ci(folders=machines.folders(shadowed=("mamba_ssm",))), "not-shadowed", "warn"),
-        (
-            machines.cpu_ci(
-                packages=Packages(
-                    (Upstream("mamba_ssm", "2.2.2", "/env", "native", "x.so"),), (Installed("transformers", "5.0.0"),)
-                )
-            ),
-            "transformers-for-upstream",
-            "warn",
-        ),
-        # network
-        (machines.cpu_ci(), "proxy-addresses", "absent"),
-        (machines.cpu_ci(network=Network((("HTTPS_PROXY", "127.0.0.1:7890"),))), "proxy-addresses", "warn"),
-        (machines.cpu_ci(network=Network((("HTTPS_PROXY", "https://127.0.0.1:7890"),))), "proxy-addresses", "warn"),
-        (machines.cpu_ci(network=Network((("HTTPS_PROXY", "http://proxy.example:80"),))), "proxy-addresses", "info"),
-        (
-            machines.cpu_ci(network=Network((), (("PIP_CERT", "/gone.pem"),), ("PIP_CERT",))),
-            "certificate-files",
-            "warn",
-        ),
-        # WSL
-        (machines.cpu_ci(), "wsl-version", "absent"),
-        (machines.cpu_ci(wsl=Wsl(1, False, False)), "wsl-version", "warn"),
-        (machines.cpu_ci(wsl=Wsl(2, True, True)), "wsl-version", "warn"),
-        (machines.cpu_ci(wsl=Wsl(2, True, False)), "wsl-version", "ok"),
-        (
-            machines.cpu_ci(wsl=Wsl(2, True, False), python=machines.python(prefix="/mnt/d/env")),
-            "wsl-folder",
-            "warn",
-        ),
-        # HOME
-        (machines.windows_laptop(), "home-variable", "info"),
-        (machines.windows_laptop(triton=Triton("triton", "2.0.0")), "home-variable", "warn"),
-        (machines.cpu_ci(folders=machines.folders(home_variable=None, home=None)), "home-variable", "warn"),
-        (machines.cpu_ci(folders=machines.folders(cache_free_gb=0.1)), "disk-space", "warn"),
-        # Windows
-        (machines.windows_laptop(), "long-paths", "info"),
-        (
-            machines.windows_laptop(folders=machines.windows_folders(site_packages="C:\\" + "x" * 130)),
-            "long-paths",
-            "warn",
-        ),
-        (machines.windows_laptop(), "code-page", "warn"),
-        (
-            machines.windows_laptop(folders=machines.windows_folders(temporary=r"C:\Users\李\Temp")),
-            "ascii-folders",
-            "warn",
-        ),
-        # compilers
-        (laptop(), "visual-studio", "ok"),
-        (machines.windows_laptop(), "visual-studio", "fail"),
-        (machines.cpu_ci(), "visual-studio", "absent"),
-        (laptop(compilers=compilers(windows_sdk=())), "windows-sdk", "fail"),
-        (laptop(compilers=compilers(visual_studio=(NEW_STUDIO,))), "studio-for-cuda", "fail"),
-        (laptop(compilers=compilers(visual_studio=(BOTH_TOOLSETS,))), "studio-for-cuda", "warn"),
-        (
-            laptop(compilers=compilers(visual_studio=(NEW_STUDIO,), nvcc=(NVCC_124,))),
-            "studio-for-cuda",
-            "ok",
-        ),
-        (laptop(compilers=compilers(nvcc=(NVCC_124,))), "nvcc-matches-torch", "fail"),
-        (laptop(compilers=compilers(nvcc=(Nvcc("nvcc", "11.7", "PATH"),))), "nvcc-matches-torch", "warn"),
-        (laptop(compilers=compilers(nvcc=())), "nvcc-found", "fail"),
-        (laptop(driver=BLACKWELL), "nvcc-knows-card", "fail"),
-        (laptop(), "nvcc-knows-card", "absent"),
-        (linux(compilers=gcc("13.2.0", "11.8")), "host-compiler", "fail"),
-        (linux(compilers=gcc("11.4.0", "11.8")), "host-compiler", "ok"),
-        (linux(compilers=gcc("4.8.5", "11.8")), "host-compiler", "fail"),
-        (linux(compilers=gcc("13.2.0", "12.4")), "host-compiler", "ok"),
-        (machines.cpu_ci(), "cuda-torch", "fail"),
-        (laptop(compilers=compilers(ninja=None)), "ninja-found", "warn"),
-        (machines.cpu_ci(system=System("Linux", "6", "x86_64", 16, 15.0)), "build-memory", "warn"),
-        (
-            laptop(compilers=compilers(variables=(("MAMBA_FORCE_BUILD", "1"),))),
-            "build-variables",
-            "warn",
-        ),
-        (laptop(compilers=compilers(variables=(("MAMBA_FORCE_BUILD", "TRUE"),))), "build-variables", "absent"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("machine", "identifier", "wanted"), ODD, ids=[identifier for _, identifier, _ in ODD])
 def test_a_check(machine: Machine, identifier: str, wanted: str) -> None:
     assert status(machine, identifier) == wanted
 

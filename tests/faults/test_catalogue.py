@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import machines
-from anymamba.doctor import examine
+from anymamba.doctor import Status, examine
 from anymamba.faults import Fault, Outcome, catalogue, explain
 from anymamba.faults.catalogue import LANGUAGES, CatalogueError, parse
-from anymamba.machine.compilers import Compilers, Nvcc, VisualStudio
+from odd_machines import ODD
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,10 +22,18 @@ else:
 HERE = Path(__file__).parent
 LOGS = sorted((HERE / "logs").rglob("*.log"))
 NEAR = tomllib.loads((HERE / "near_misses.toml").read_text(encoding="utf-8"))
+# the checks that have something to say (not "ok") about one of the machines that the tests know
+NOTICED = {
+    result.id
+    for machine in (*(make() for make in machines.ALL), *(machine for machine, _, _ in ODD))
+    for result in examine(machine).results
+    if result.status is not Status.OK
+}
 VALID = """
 id = "x"
 where = ["pip"]
 sure = "sure"
+unseen = "is in the call"
 title.en = "a"
 title.zh = "b"
 cause.en = "c"
@@ -83,16 +91,13 @@ def test_every_system_that_can_have_the_fault_has_a_fix(fault: Fault) -> None:
     assert any(not fix.on for fix in fault.fixes) or {system for fix in fault.fixes for system in fix.on}
 
 
-def test_the_doctors_checks_named_in_the_catalogue_exist() -> None:
-    odd = Compilers(
-        nvcc=(Nvcc("nvcc", "11.8", "PATH"),),
-        visual_studio=(VisualStudio("VS", "17.14", "C:\\VS", ("14.44.1",)),),
-    )
-    ids = {result.id for make in machines.ALL for result in examine(make()).results}
-    ids |= {result.id for result in examine(machines.reference_workstation(compilers=odd)).results}
-    # these show only where something is wrong
-    ids |= {"one-of-each", "not-shadowed", "torch-companions", "disk-space", "build-memory", "nvcc-knows-card"}
-    assert {fault.doctor for fault in catalogue() if fault.doctor} <= ids
+@pytest.mark.parametrize("fault", [one for one in catalogue() if not one.wrapper], ids=lambda fault: fault.id)
+def test_a_fault_is_seen_beforehand_by_a_check_that_finds_fault_somewhere_or_says_why_it_cannot_be(
+    fault: Fault,
+) -> None:
+    assert bool(fault.doctor) != bool(fault.unseen)
+    if fault.doctor:
+        assert fault.doctor in NOTICED
 
 
 def test_a_valid_entry_is_read() -> None:
@@ -114,6 +119,8 @@ def test_a_valid_entry_is_read() -> None:
         ('zh = "f"', ""),
         ('id = "x"', 'id = "x"\nsevere = true'),
         ('id = "x"', "id = x"),
+        ('unseen = "is in the call"', ""),
+        ('unseen = "is in the call"', 'unseen = "is in the call"\ndoctor = "nvcc-found"'),
     ],
 )
 def test_a_wrong_entry_is_refused_by_name(old: str, new: str) -> None:

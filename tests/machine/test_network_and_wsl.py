@@ -44,4 +44,4 @@ def test_wsl_is_known_by_its_kernel(
     library = tmp_path / "usr" / "lib" / "wsl" / "lib" / "libcuda.so.1"
     library.parent.mkdir(parents=True)
     library.touch()
-    assert read_wsl(root=tmp_path) == (None if version is None else Wsl(version, True, False))
+    assert read_wsl(root=tmp_path) == (None if version is None else Wsl(version, True, False, linked=False))

@@ -165,6 +165,29 @@ def test_pip_failing_leaves_the_environment_as_it_was(
     assert _content(python) == before
 
 
+@pytest.mark.parametrize(
+    ("error", "why", "next_step"),
+    [
+        ("error: externally-managed-environment\n", "owns this Python", "venv"),
+        ("OSError: [Errno 28] No space left on device\n", "disk is full", "pip cache purge"),
+        ("something nobody has seen\n", "something nobody has seen", "anymamba doctor"),
+    ],
+)
+def test_a_step_that_fails_ends_with_the_known_fault_in_what_the_program_said(
+    python: Path, monkeypatch: pytest.MonkeyPatch, error: str, why: str, next_step: str
+) -> None:
+    failed = subprocess.CompletedProcess(["pip"], 1, "", error)
+    monkeypatch.setattr(transaction, "run_in", lambda *_, **__: failed)
+    state = transaction.State(transaction.inspect_environment(python))
+    with pytest.raises(InstallError) as caught:
+        transaction._pip_install(str(python), [Path("mamba_ssm-99.0-py3-none-any.whl")], state)
+    assert why in caught.value.why
+    assert next_step in caught.value.next_step
+    with pytest.raises(VerificationFailedError) as proof:
+        transaction.prove(str(python), {"mamba_ssm": "99.0"})
+    assert why in proof.value.why
+
+
 def test_a_patch_that_does_not_fit_is_found_before_anything_is_touched(
     python: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

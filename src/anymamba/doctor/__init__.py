@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from anymamba.doctor.checks import all_checks
+from anymamba.doctor.language import in_language, row_in_language
 from anymamba.doctor.reference import ReferenceRow, compare
 from anymamba.doctor.result import Result, Status, Way
 from anymamba.doctor.verdict import Verdict, verdicts
@@ -38,16 +39,20 @@ class Diagnosis:
         """Whether nothing failed that `way` needs."""
         return all(result.status is not Status.FAIL for result in self.about(way))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
+    def to_json(self, language: str = "en") -> dict[str, Any]:
+        """Return plain values for `json.dumps`; texts in `language` (en or zh), ids and values the same in all."""
         from anymamba import __version__
 
         return {
             "schema": SCHEMA,
             "anymamba": __version__,
             "healthy": {way.value: self.healthy(way) for way in (Way.PORT, Way.NATIVE)},
-            "results": [{**asdict(one), "status": one.status.value, "way": one.way.value} for one in self.results],
-            "reference": [asdict(row) for row in self.reference],
+            "language": language,
+            "results": [
+                {**asdict(in_language(one, language)), "status": one.status.value, "way": one.way.value}
+                for one in self.results
+            ],
+            "reference": [asdict(row_in_language(row, language)) for row in self.reference],
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "machine": asdict(self.machine),
         }

@@ -6,7 +6,8 @@ A file is one kind of fault::
     where = ["setup.py"]                 pip, setup.py, cl, nvcc, gcc, ninja, link, import, run time
     sure = "sure"                        sure: the symptom has this cause and no other; likely; possible: it may be harmless
     after = ["..."]                      faults of which this one can be the mere consequence
-    doctor = "nvcc-found"                the doctor's check that sees it beforehand
+    doctor = "nvcc-found"                the doctor's check that sees it beforehand, or
+    unseen = "is in the call"            why no check can (one of the two in every entry but wrappers)
     seen = ["owner/project#12"]          public threads with the symptom, or "read in <source>", "measured"
     title.en, title.zh, cause.en, cause.zh
     [[symptom]] pattern                  a regular expression over the log's text (multi-line); named groups fill {name} in
@@ -74,6 +75,7 @@ class Fault:
     seen: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     doctor: str = ""
+    unseen: str = ""
     wrapper: bool = False
 
 
@@ -109,7 +111,11 @@ def parse(text: str, name: str) -> Fault:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise CatalogueError(f"{name}: {error}") from error
-    _only(raw, {"id", "where", "sure", "symptom", "title", "cause", "fix", "seen", "after", "doctor", "wrapper"}, name)
+    _only(
+        raw,
+        {"id", "where", "sure", "symptom", "title", "cause", "fix", "seen", "after", "doctor", "unseen", "wrapper"},
+        name,
+    )
     if raw.get("id") != name:
         raise CatalogueError(f"{name}: id is {raw.get('id')!r}; it must be the file's name")
     where = _texts(raw, "where", name)
@@ -124,6 +130,9 @@ def parse(text: str, name: str) -> Fault:
     fixes = tuple(_fix(entry, name) for entry in raw.get("fix", []))
     if not fixes and not wrapper:
         raise CatalogueError(f"{name}: no fix")
+    doctor, unseen = str(raw.get("doctor", "")), str(raw.get("unseen", ""))
+    if bool(doctor) == bool(unseen) and not wrapper:
+        raise CatalogueError(f"{name}: needs one of doctor and unseen")
     return Fault(
         id=name,
         where=where,
@@ -134,7 +143,8 @@ def parse(text: str, name: str) -> Fault:
         fixes=fixes,
         seen=_texts(raw, "seen", name),
         after=_texts(raw, "after", name),
-        doctor=str(raw.get("doctor", "")),
+        doctor=doctor,
+        unseen=unseen,
         wrapper=wrapper,
     )
 

@@ -36,6 +36,7 @@ class Nvcc:
     path: str
     version: str  # "11.8"; empty when it did not answer
     found_by: str
+    missing: tuple[str, ...] = ()  # of the toolkit's files that an extension needs, those that are not beside it
 
     @property
     def release(self) -> tuple[int, int] | None:
@@ -78,6 +79,7 @@ class Compilers:
 
 _VARIABLES = (
     "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "DISTUTILS_USE_SDK", "CC", "CXX",
+    "VSCMD_ARG_TGT_ARCH",
     "MAMBA_FORCE_BUILD", "CAUSAL_CONV1D_FORCE_BUILD", "MAMBA_SKIP_CUDA_BUILD", "CAUSAL_CONV1D_SKIP_CUDA_BUILD",
 )  # fmt: skip
 
@@ -132,7 +134,7 @@ def _nvccs(environ: Mapping[str, str], ask: Ask, windows: bool) -> tuple[Nvcc, .
         if path.is_file():
             real = str(path.resolve())
             if real not in found:
-                found[real] = Nvcc(str(path), _nvcc_version(str(path), ask), found_by)
+                found[real] = Nvcc(str(path), _nvcc_version(str(path), ask), found_by, _missing(path, windows))
     return tuple(found.values())
 
 
@@ -141,6 +143,19 @@ def _default_toolkits(environ: Mapping[str, str], windows: bool) -> list[Path]:
         root = Path(environ.get("ProgramFiles", r"C:\Program Files"), "NVIDIA GPU Computing Toolkit", "CUDA")
         return sorted(root.glob("v*.*"))
     return [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"))]
+
+
+def _missing(nvcc: Path, windows: bool) -> tuple[str, ...]:
+    """Return what torch's headers and the linker want of the toolkit and is not there (conda's cuda-nvcc comes alone)."""
+    # a link (/usr/bin/nvcc, a module's folder) belongs to the toolkit it leads to; a package that spreads itself over
+    # /usr keeps its headers in /usr/include, which the compiler finds by itself
+    roots = {nvcc.parent.parent, nvcc.resolve().parent.parent, Path("/usr")} if not windows else {nvcc.parent.parent}
+    includes = [root / part for root in roots for part in ("include", "targets/x86_64-linux/include")]
+    wanted = ("cuda_runtime.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h")
+    missing = [name for name in wanted if not any((folder / name).is_file() for folder in includes)]
+    if windows and not any((root / "lib" / "x64" / "cudart.lib").is_file() for root in roots):
+        missing += ["cudart.lib"] if not any((root / "lib" / "cudart.lib").is_file() for root in roots) else []
+    return tuple(missing)
 
 
 def _nvcc_version(path: str, ask: Ask) -> str:

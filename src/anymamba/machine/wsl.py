@@ -16,6 +16,7 @@ class Wsl:
     version: int
     shared_driver: bool
     own_driver: bool
+    linked: bool = True  # libcuda.so.1 is a link, as ldconfig wants it
 
 
 def read_wsl(*, root: Path = Path("/")) -> Wsl | None:
@@ -35,8 +36,10 @@ def read_wsl(*, root: Path = Path("/")) -> Wsl | None:
     if "microsoft" not in kernel:
         return None
     libraries = [root / "usr" / "lib" / folder / "libcuda.so.1" for folder in ("x86_64-linux-gnu", "aarch64-linux-gnu")]
+    mounted = root / "usr" / "lib" / "wsl" / "lib" / "libcuda.so.1"
     return Wsl(
         version=2 if "wsl2" in kernel or "microsoft-standard" in kernel else 1,
-        shared_driver=(root / "usr" / "lib" / "wsl" / "lib" / "libcuda.so.1").exists(),
+        shared_driver=mounted.exists(),
         own_driver=any(library.exists() for library in libraries),
+        linked=not mounted.exists() or mounted.is_symlink(),
     )

@@ -38,7 +38,7 @@ from anymamba.upstream.cache import cached_source, sha256_of, source_path
 from anymamba.upstream.pip_settings import PipSettings
 from anymamba.upstream.progress import Progress
 
-__all__ = ["Found", "Index"]
+__all__ = ["Found", "Index", "default_index"]
 
 LARGEST_DOWNLOAD = 256 << 20
 """Bytes. The largest real archive has 0.2 MiB; whatever exceeds this is not one."""
@@ -83,7 +83,7 @@ class Index:
         self._settings = settings
         self._sleep = sleep
         self._found: dict[str, list[Found]] = {}
-        indexes = [] if settings.no_index else [settings.index_url or _default_index(), *settings.extra_index_urls]
+        indexes = [] if settings.no_index else [settings.index_url or default_index(), *settings.extra_index_urls]
         self._sources = [("index_urls", url.rstrip("/")) for url in indexes]
         self._sources += [("find_links", place) for place in map(_existing, settings.find_links) if place]
         proxy: dict[str, Any] = {"proxy": settings.proxy} if settings.proxy else {}
@@ -298,7 +298,8 @@ def _found(name: str, version: str, link: Link) -> Found:
     return Found(name, version, link.filename, next(iter(hashes.get("sha256", [])), None), link.yank_reason, link)
 
 
-def _default_index() -> str:
+def default_index() -> str:
+    """Return the address of the index that pip asks when nobody says otherwise."""
     return str(PackageFinder().sources[0]["url"])
 
 

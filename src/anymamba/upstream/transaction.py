@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anymamba.errors import InstallError, NotWritableError, VerificationFailedError
+from anymamba.faults import brief
 from anymamba.upstream import proof
 from anymamba.upstream.environment import WHEN_TOLD, Environment, inspect_environment, run_in
 from anymamba.upstream.making import make_wheels
@@ -47,10 +48,12 @@ def prove(python: str, versions: dict[str, str]) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(answer.removeprefix(proof.PREFIX)) if answer else {}
     if result.returncode != 0 or not report or report.get("failed"):
         why = report.get("failed") or (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-        raise VerificationFailedError(
+        raise _failed(
+            VerificationFailedError,
             "The installed packages do not work here; everything was put back as it was.",
-            why=str(why),
-            next_step="anymamba doctor",
+            "",
+            result.stderr,
+            str(why),
         )
     return report
 
@@ -170,6 +173,15 @@ def _ours(environment: Environment, state: State, names: Sequence[str]) -> list[
     return found
 
 
+def _failed(kind: type[InstallError], what: str, out: str, error: str, said: str = "") -> InstallError:
+    """Make the error of a step that a program failed at: the known fault in what it printed, else its last words."""
+    known = brief(f"{out}\n{error}\n{said}\n")
+    if known is None:
+        last = said or "\n".join(error.strip().splitlines()[-5:])
+        return kind(what, why=last, next_step="anymamba doctor")
+    return kind(what, why=f"{known.what}. {known.why}", next_step=known.next_step)
+
+
 def _pip_install(python: str, wheels: Sequence[Path], state: State) -> None:
     # Nothing of the user's pip settings may matter here (a target folder, required hashes, an index): files go in as they are.
     quiet = ["--isolated", "--disable-pip-version-check", "--no-input", "--quiet"]
@@ -180,8 +192,9 @@ def _pip_install(python: str, wheels: Sequence[Path], state: State) -> None:
     arguments = ["-c", WHEN_TOLD, "pip", *quiet, "install", *offline, *places, *wanted]
     result = run_in(python, arguments, variables={"PIP_CONFIG_FILE": os.devnull}, started=state.working)
     if result.returncode != 0:
-        raise InstallError(
+        raise _failed(
+            InstallError,
             "pip could not install the wheels; everything was put back as it was.",
-            why="\n".join(result.stderr.strip().splitlines()[-5:]),
-            next_step="anymamba doctor",
+            result.stdout,
+            result.stderr,
         )

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from anymamba.cli.language import Language, answer_in
 from anymamba.cli.terminal import Terminal, terminal
 from anymamba.errors import OptionError
 from anymamba.faults import Explanation, Finding, Outcome, explain
 from anymamba.faults.brief import this_system
 from anymamba.faults.report import write_report
-from anymamba.machine.system import read_system
 
 _WORDS = {
     "en": {
@@ -55,11 +55,6 @@ _WORDS = {
 }
 
 
-class _Language(str, Enum):
-    EN = "en"
-    ZH = "zh"
-
-
 class _System(str, Enum):
     WINDOWS = "windows"
     LINUX = "linux"
@@ -70,7 +65,7 @@ class _System(str, Enum):
 def command(
     log: Annotated[str, typer.Argument(help="The log file; - reads standard input.", metavar="LOG")] = "-",
     json: Annotated[bool, typer.Option("--json", help="Print JSON (schema anymamba-explain/1).")] = False,
-    lang: Annotated[_Language | None, typer.Option(help="Language of the answer; the system's by default.")] = None,
+    lang: Annotated[Language | None, typer.Option(help="Language of the answer; the system's by default.")] = None,
     on: Annotated[
         _System | None, typer.Option(help="Show the cures for this system; by default the one the log is from.")
     ] = None,
@@ -87,7 +82,7 @@ def command(
     Example: python -m pip install mamba_ssm > build.log 2>&1; anymamba explain build.log
     """
     explanation = _read(log)
-    language = lang.value if lang is not None else "zh" if read_system().language.startswith("zh") else "en"
+    language = answer_in(lang)
     system = on.value if on is not None else explanation.system or this_system()
     if json:
         terminal().json(explanation.to_json(language, system))

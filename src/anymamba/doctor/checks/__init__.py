@@ -17,7 +17,10 @@ __all__ = ["Check", "all_checks"]
 
 Check = Callable[[Machine], "Result | None"]
 
-ORDER = ("python", "torch", "gpu", "operators", "packages", "folders", "network", "wsl", "windows", "compilers")
+ORDER = (
+    "python", "torch", "gpu", "operators", "packages", "project", "folders", "network", "wsl", "windows", "extensions",
+    "triton", "compilers",
+)  # fmt: skip
 
 
 def all_checks() -> Iterator[Check]:

@@ -311,3 +311,67 @@ def _three_parts(cuda: str) -> str:
 
 def _two_parts(toolset: str) -> str:
     return ".".join(toolset.split(".")[:2])
+
+
+def toolkit_files(machine: Machine) -> Result | None:
+    """Headers and import libraries of the toolkit beside the nvcc that a build would take."""
+    nvcc = machine.compilers.nvcc[0] if machine.compilers.nvcc else None
+    if nvcc is None or not nvcc.missing:
+        return None
+    whole = next((one for one in machine.compilers.nvcc if not one.missing), None)
+    if whole is not None:
+        home = whole.path.replace("\\", "/").rsplit("/", 2)[0]
+        return Result(
+            "toolkit-files",
+            "CUDA toolkit",
+            Status.WARN,
+            Way.NATIVE,
+            seen=f"nvcc without {', '.join(nvcc.missing)}",
+            wanted="the toolkit's headers and libraries",
+            why="the toolkit's headers are not beside the nvcc that is found first, but beside another",
+            fix=for_system(machine, windows=f'set "CUDA_HOME={home}"', linux=f"export CUDA_HOME='{home}'"),
+        )
+    return Result(
+        "toolkit-files",
+        "CUDA toolkit",
+        Status.FAIL,
+        Way.NATIVE,
+        seen=f"nvcc without {', '.join(nvcc.missing)}",
+        wanted="the toolkit's headers and libraries",
+        why="torch's headers include them; conda's cuda-nvcc comes without",
+        fix=f"conda install -c nvidia/label/cuda-{_three_parts(nvcc.version or '11.8')} cuda-libraries-dev cuda-cudart-dev",
+    )
+
+
+def vc_environment(machine: Machine) -> Result | None:
+    """In a terminal where vcvars was called, torch's builder wants to be told so."""
+    variables = dict(machine.compilers.variables)
+    if "VSCMD_ARG_TGT_ARCH" not in variables or "DISTUTILS_USE_SDK" in variables:
+        return None
+    return Result(
+        "vc-environment",
+        "Visual C++ terminal",
+        Status.WARN,
+        Way.NATIVE,
+        seen=f"active for {variables['VSCMD_ARG_TGT_ARCH']}, DISTUTILS_USE_SDK not set",
+        wanted="DISTUTILS_USE_SDK=1",
+        why='torch\'s builder stops: "VC environment is activated but DISTUTILS_USE_SDK is not set"',
+        fix="set DISTUTILS_USE_SDK=1",
+    )
+
+
+def sources_as_they_are(machine: Machine) -> Result | None:
+    """Upstream's sources want mending for MSVC and for CUDA 13; our builds do it, a plain pip does not."""
+    nvcc = machine.compilers.nvcc[0] if machine.compilers.nvcc else None
+    thirteen = nvcc is not None and nvcc.release is not None and nvcc.release >= (13, 0)
+    who = [name for name, so in (("cl.exe", machine.system.name == "Windows"), ("CUDA 13", thirteen)) if so]
+    if not who:
+        return None
+    return Result(
+        "sources-as-they-are",
+        "Upstream's sources",
+        Status.INFO,
+        Way.NATIVE,
+        seen=f"{' and '.join(who)} cannot compile them as they are; `anymamba build` mends them, `pip install` does not",
+        wanted="mended sources",
+    )

@@ -69,7 +69,8 @@ def triton_seen(machine: Machine) -> Result:
         "Triton",
         Status.INFO if triton is None else Status.OK,
         Way.PORT,
-        seen="not installed (not needed: every operator has its own implementation)"
+        seen="not installed (not needed: every operator has its own implementation"
+        + (")" if machine.system.name == "Linux" else "; the index has no `triton` for this system)")
         if triton is None
         else f"{triton.distribution} {triton.version}",
     )

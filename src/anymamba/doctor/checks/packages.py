@@ -51,6 +51,44 @@ def transformers_for_upstream(machine: Machine) -> Result | None:
     )
 
 
+def transformers_for_torch(machine: Machine) -> Result | None:
+    """Transformers 4.40 and newer call torch.utils._pytree.register_pytree_node, which came with torch 2.2."""
+    torch, transformers = machine.torch, machine.packages.version("transformers")
+    if torch is None or transformers is None or torch.release >= (2, 2) or torch.version == "unknown":
+        return None
+    numbers = [int(part) for part in transformers.split(".")[:2] if part.isdigit()]
+    if numbers < [4, 40]:
+        return None
+    return Result(
+        "transformers-for-torch",
+        "transformers",
+        Status.WARN,
+        Way.BOTH,
+        seen=f"transformers {transformers} with torch {torch.version}",
+        wanted="below 4.40 for torch 2.1",
+        why="\"module 'torch.utils._pytree' has no attribute 'register_pytree_node'\"",
+        fix='python -m pip install "transformers<4.40"',
+    )
+
+
+def transformers_fast_path(machine: Machine) -> Result | None:
+    """Transformers' Mamba models look for both packages and take a slow path in Python without."""
+    if machine.packages.version("transformers") is None:
+        return None
+    absent = [name for name in ("mamba_ssm", "causal_conv1d") if machine.packages.of_upstream(name) is None]
+    if not absent:
+        return None
+    return Result(
+        "transformers-fast-path",
+        "transformers' fast path",
+        Status.INFO,
+        Way.BOTH,
+        seen=f"without {' and '.join(absent)} its Mamba models are slow",
+        wanted="mamba_ssm and causal_conv1d",
+        fix="anymamba install",
+    )
+
+
 def not_shadowed(machine: Machine) -> Result | None:
     """A folder named like a package in the working folder wins over the installed package."""
     names = machine.folders.shadowed

@@ -33,6 +33,15 @@ def wsl_version(machine: Machine) -> Result | None:
             why="the driver inside talks to a card that is not there and hides the one that works",
             fix='sudo apt purge "nvidia-driver*" "libnvidia-compute*"',
         )
+    if not wsl.linked:
+        return Result(
+            "wsl-version",
+            "WSL",
+            Status.INFO,
+            Way.BOTH,
+            seen="WSL 2; libcuda.so.1 is a copy, not a link: ldconfig warns, nothing else",
+            wanted="WSL 2",
+        )
     seen = "WSL 2" if wsl.shared_driver else "WSL 2 (no NVIDIA driver shared by Windows)"
     return Result("wsl-version", "WSL", Status.OK if wsl.shared_driver else Status.INFO, Way.BOTH, seen, "WSL 2")
 

@@ -183,4 +183,14 @@ class CudaDriver:
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise KernelLaunchError(f"{name} failed: {self.error(code)}.")
+            raise _failed(f"{name} failed: {self.error(code)}.")
+
+
+def _failed(what: str) -> KernelLaunchError:
+    """Make the error, with the cause and the cure where the catalogue of faults knows them."""
+    from anymamba.faults import brief  # only who fails pays for it
+
+    known = brief(what + "\n")
+    return (
+        KernelLaunchError(what) if known is None else KernelLaunchError(what, why=known.why, next_step=known.next_step)
+    )
