@@ -3,10 +3,9 @@
     python benchmarks/cpu_reference.py
     python benchmarks/cpu_reference.py --upstream ~/mamba --upstream ~/causal-conv1d --only scan
 
-The reference loop is the formula as upstream writes it in PyTorch (its `_ref` functions), differentiated by autograd: ours,
-and upstream's own text where an installed package or a checkout (--upstream) has it. Every backend that runs here is
-measured against it, forward alone and forward with backward. A ratio above 1 is faster than upstream's own loop where there
-is one, else than ours.
+The reference loop is the formula as upstream writes it in PyTorch (its `_ref` functions), differentiated by autograd:
+upstream's own text where an installed package or a checkout (--upstream) has it, else ours. Every backend that runs here is
+measured against it, forward alone and forward with backward. A ratio above 1 is faster than the loop.
 
 No test: times are for people to read.
 """
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib.util
 import json
 import math
@@ -36,6 +36,7 @@ from anymamba import __version__, backends
 from anymamba.errors import AnymambaError
 
 SCHEMA = "anymamba-cpu-reference/1"
+PASSES = ("forward", "forward + backward")
 Arguments = dict[str, Any]
 
 
@@ -50,6 +51,7 @@ class Subject:
     loop: Callable[..., Any]
     upstream: tuple[str, str] | None = None  # (file inside a checkout, function)
     differentiable: bool = True
+    loop_trains: bool = True  # False: autograd through our own loop would take minutes
 
 
 def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -73,8 +75,9 @@ def scan_subjects() -> Iterator[Subject]:
             False,
         )[0]  # fmt: skip
 
-    # Autograd through 2048 steps of the loop at the second size takes minutes: forward only
-    for batch, dim, length, state in ((1, 256, 256, 16), (1, 1536, 2048, 16)):
+    # Autograd through 2048 steps of the loop takes minutes: forward only. A few steps: a short prompt, or tokens one by one.
+    sizes = [(1, 256, 256, 16), (1, 1536, 2048, 16), *((1, 1536, length, 16) for length in (1, 2, 4, 7, 16))]
+    for batch, dim, length, state in sizes:
 
         def arguments(batch: int = batch, dim: int = dim, length: int = length, state: int = state) -> Arguments:
             return {
@@ -169,8 +172,6 @@ def ssd_subjects() -> Iterator[Subject]:
     from anymamba.backends.reference.ssd import ssd_forward
     from anymamba.ops.ssd import mamba_chunk_scan_combined
 
-    upstream = ("mamba_ssm/ops/triton/ssd_combined.py", "ssd_chunk_scan_combined_ref")
-
     def loop(**a: Any) -> torch.Tensor:
         return ssd_forward(
             a["x"], a["dt"], a["A"], a["B"], a["C"], a["D"], a["z"], a["dt_bias"], None, None, None, True, 0.0,
@@ -178,8 +179,8 @@ def ssd_subjects() -> Iterator[Subject]:
         )[0]  # fmt: skip
 
     upstream = ("mamba_ssm/ops/triton/ssd_combined.py", "ssd_chunk_scan_combined_ref")
-    # Autograd through the loop keeps a (heads, headdim, dstate) state a step: training is measured at a smaller size
-    for length, heads, differentiable in ((1024, 24, False), (256, 8, True)):
+    # Autograd through our loop keeps a (heads, headdim, dstate) state a step: only at the smaller size
+    for length, heads, loop_trains in ((1024, 24, False), (256, 8, True)):
 
         def arguments(length: int = length, heads: int = heads) -> Arguments:
             return {
@@ -196,7 +197,7 @@ def ssd_subjects() -> Iterator[Subject]:
             }
 
         size = f"(1, {length}, {heads}, 64, 128)"
-        yield Subject("ssd", size, arguments, mamba_chunk_scan_combined, loop, upstream, differentiable)
+        yield Subject("ssd", size, arguments, mamba_chunk_scan_combined, loop, upstream, True, loop_trains)
 
 
 def norm_subjects() -> Iterator[Subject]:
@@ -277,55 +278,93 @@ def once(function: Callable[..., Any], arguments: Arguments, backward: bool) -> 
         return
     found = function(**arguments)
     outputs = [out for out in (found if isinstance(found, tuple) else (found,)) if isinstance(out, torch.Tensor)]
-    leaves = [value for value in arguments.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+    leaves = getattr(found, "leaves", None) or [
+        value for value in arguments.values() if isinstance(value, torch.Tensor) and value.requires_grad
+    ]
     torch.autograd.grad(outputs, leaves, [torch.ones_like(out) for out in outputs], allow_unused=True)
 
 
 def medians(
     runs: dict[str, Callable[[], None]], rounds: int, seconds: float
-) -> tuple[dict[str, float], dict[str, str], int]:
-    """Return the median milliseconds of each run, why the others failed, and the rounds made.
+) -> tuple[dict[str, float], dict[str, str], dict[str, int]]:
+    """Return the median milliseconds of each run, why the others failed, and how often each ran.
 
-    Rounds are interleaved (a, b, c, a, b, c, ...): what disturbs the machine disturbs all alike. At least one.
+    Rounds are interleaved (a, b, c, a, b, c, ...): what disturbs the machine disturbs all alike. A slow one sits rounds out
+    once it has had its share of the time, but runs at least once; what needs all of it for that is taken at its first run.
     """
     failed: dict[str, str] = {}
+    times: dict[str, list[float]] = {}
     for name, run in runs.items():  # warm up; a refusal or an error takes this one out
+        before = time.perf_counter()
         try:
             run()
         except AnymambaError as error:
             failed[name] = error.why or error.what
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
-    working = {name: run for name, run in runs.items() if name not in failed}
-    times: dict[str, list[float]] = {name: [] for name in working}
-    start, made = time.perf_counter(), 0
-    while working and made < rounds and (made < 1 or time.perf_counter() - start < seconds):
-        for name, run in working.items():
+        else:
+            took = time.perf_counter() - before
+            times[name] = [took] if took > seconds else []
+    spent = {name: sum(seen) for name, seen in times.items()}
+    share = seconds / max(len(times), 1)
+    for _ in range(rounds):
+        due = [name for name in times if spent[name] < share or not times[name]]
+        if not due:
+            break
+        for name in due:
             before = time.perf_counter()
-            run()
+            runs[name]()
             times[name].append(time.perf_counter() - before)
-        made += 1
-    return {name: 1000 * statistics.median(seen) for name, seen in times.items()}, failed, made
+            spent[name] += times[name][-1]
+    counts = {name: len(seen) for name, seen in times.items()}
+    return {name: 1000 * statistics.median(seen) for name, seen in times.items()}, failed, counts
 
 
-def measure(subject: Subject, checkouts: list[Path], rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Measure one subject, forward and with backward."""
+def candidates(
+    subject: Subject,
+    arguments: Arguments,
+    backward: bool,
+    checkouts: list[Path],
+    others: dict[str, Callable[..., Any]],
+) -> dict[str, Callable[[], None]]:
+    """Return what is measured for one subject: upstream's own loop (else ours), our backends, the others."""
+    theirs = None if subject.upstream is None else upstream_function(*subject.upstream, checkouts)
+    runs: dict[str, Callable[[], None]] = {}
+    if theirs is not None:
+        runs["upstream"] = lambda: once(theirs, accepted(theirs, arguments), backward)
+    elif subject.loop_trains or not backward:
+        runs["loop"] = lambda: once(subject.loop, arguments, backward)
+    for name in backends.names():
+        if name != "reference" and backends.unavailable(name) is None:
+            runs[name] = functools.partial(on_backend, name, subject.ours, arguments, backward)
+    for name, other in others.items():
+        runs[name] = functools.partial(once, other, arguments, backward)
+    return runs
+
+
+def measure(
+    subject: Subject,
+    checkouts: list[Path],
+    rounds: int,
+    seconds: float,
+    others: dict[str, Callable[..., Any]] | None = None,
+    left_out: dict[tuple[str, str], dict[str, str]] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Measure one subject, forward and with backward; what is `left_out` (subject, pass) fails with that reason."""
     torch.manual_seed(0)
     arguments = subject.arguments()
-    theirs = None if subject.upstream is None else upstream_function(*subject.upstream, checkouts)
     for backward in (False, True) if subject.differentiable else (False,):
-        runs: dict[str, Callable[[], None]] = {"loop": lambda b=backward: once(subject.loop, arguments, b)}
-        if theirs is not None:
-            runs["upstream"] = lambda b=backward, f=theirs: once(f, accepted(f, arguments), b)
-        for name in backends.names():
-            if name != "reference" and backends.unavailable(name) is None:
-                runs[name] = lambda b=backward, n=name: on_backend(n, subject.ours, arguments, b)
-        found, failed, made = medians(runs, rounds, seconds)
+        runs = candidates(subject, arguments, backward, checkouts, others or {})
+        reasons = (left_out or {}).get((subject.name, PASSES[backward]), {})
+        found, failed, counts = medians(
+            {name: run for name, run in runs.items() if name not in reasons}, rounds, seconds
+        )
+        failed |= reasons
         yield {
             "operator": subject.name,
             "size": subject.size,
-            "pass": "forward + backward" if backward else "forward",
-            "rounds": made,
+            "pass": PASSES[backward],
+            "rounds": counts,
             "milliseconds": {name: round(value, 4) for name, value in found.items()},
             "failed": failed,
         }
@@ -380,9 +419,7 @@ def main() -> int:
         "--only", choices=list(FAMILIES), action="append", help="measure this family (again for another)"
     )
     parser.add_argument("--rounds", type=int, default=30, help="at most this many rounds a row (default 30)")
-    parser.add_argument(
-        "--seconds", type=float, default=3.0, help="about this long a row, at least one round (default 3)"
-    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="about this long a row (default 3)")
     parser.add_argument("--threads", type=int, help="PyTorch's threads (default: its own choice)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ from anymamba.ops.layer_norm import (
     rms_norm_ref,
 )
 from checks import opcheck
-from oracle import assert_matches_reference
+from oracle import CPU_BACKENDS, assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -76,9 +76,10 @@ def norms(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@given(norms())
-def test_any_call_matches_the_reference_forward_and_backward(arguments: dict[str, Any]) -> None:
-    assert_matches_reference(with_fixed_dropout, arguments)
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@given(arguments=norms())
+def test_any_call_matches_the_reference_forward_and_backward(backend: str, arguments: dict[str, Any]) -> None:
+    assert_matches_reference(with_fixed_dropout, arguments, backend=backend)
 
 
 @pytest.mark.parametrize("is_rms_norm", [True, False])
@@ -94,7 +95,7 @@ def test_gradients_are_those_of_finite_differences(is_rms_norm: bool) -> None:
         torch.manual_seed(1)
         return layer_norm_fn(*inputs, dropout_p=0.2, prenorm=True, is_rms_norm=is_rms_norm)
 
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             assert torch.autograd.gradcheck(run, inputs)
 
@@ -134,7 +135,7 @@ def test_the_residual_keeps_its_own_dtype_and_the_output_that_of_x(
 ) -> None:
     x = torch.randn(2, 4).to(x_dtype)
     residual = None if residual_dtype is None else torch.randn(2, 4).to(residual_dtype)
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             out, total = rms_norm_fn(x, torch.ones(4), None, residual=residual, prenorm=True, residual_in_fp32=in_fp32)
         assert out.dtype == x_dtype

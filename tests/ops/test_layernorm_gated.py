@@ -13,7 +13,7 @@ from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import layernorm_gated
 from anymamba.ops.layernorm_gated import LayerNorm, RMSNorm, layernorm_fn, rms_norm_ref, rmsnorm_fn
 from checks import opcheck
-from oracle import assert_matches_reference
+from oracle import CPU_BACKENDS, assert_matches_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -51,9 +51,10 @@ def gated_norms(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@given(gated_norms())
-def test_any_call_matches_the_reference_forward_and_backward(arguments: dict[str, object]) -> None:
-    assert_matches_reference(layernorm_fn, arguments)
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@given(arguments=gated_norms())
+def test_any_call_matches_the_reference_forward_and_backward(backend: str, arguments: dict[str, object]) -> None:
+    assert_matches_reference(layernorm_fn, arguments, backend=backend)
 
 
 @pytest.mark.parametrize("norm_before_gate", [True, False])
@@ -65,7 +66,7 @@ def test_gradients_are_those_of_finite_differences(norm_before_gate: bool, is_rm
     def run(*inputs: torch.Tensor) -> torch.Tensor:
         return layernorm_fn(*inputs, 1e-5, 4, norm_before_gate, is_rms_norm)
 
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             assert torch.autograd.gradcheck(run, inputs)
 
@@ -84,7 +85,7 @@ def test_the_plain_formula_says_the_same(norm_before_gate: bool, group_size: int
 def test_without_gate_and_groups_it_is_pytorchs_layer_norm() -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(5, 6), torch.randn(6), torch.randn(6)
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             torch.testing.assert_close(layernorm_fn(x, weight, bias), F.layer_norm(x, (6,), weight, bias, 1e-6))
 
@@ -103,7 +104,7 @@ def test_modules_start_as_plain_norms_and_pass_their_options_on() -> None:
 
 def test_one_column_is_its_own_group() -> None:
     x, weight = torch.tensor([[2.0, -3.0, 0.0]]), torch.tensor([1.0, 2.0, 3.0])
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             torch.testing.assert_close(rmsnorm_fn(x, weight, None, group_size=1), torch.tensor([[1.0, -2.0, 0.0]]))
             assert layernorm_fn(x, weight, None, group_size=1).eq(0).all()

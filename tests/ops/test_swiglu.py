@@ -13,18 +13,19 @@ from anymamba.errors import DtypeError, ShapeError
 from anymamba.ops import swiglu as swiglu_fn
 from anymamba.ops.swiglu import SwiGLU, _swiglu_bwd, _swiglu_fwd
 from checks import opcheck
-from oracle import assert_matches_reference
+from oracle import CPU_BACKENDS, assert_matches_reference
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @given(
-    st.lists(st.integers(0, 4), min_size=0, max_size=3),
-    st.integers(1, 20),
-    st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
-    st.sampled_from(["contiguous", "slice", "columns first"]),
-    st.integers(0, 2**31),
+    leading=st.lists(st.integers(0, 4), min_size=0, max_size=3),
+    dim=st.integers(1, 20),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]),
+    layout=st.sampled_from(["contiguous", "slice", "columns first"]),
+    seed=st.integers(0, 2**31),
 )
 def test_any_call_matches_the_reference_forward_and_backward(
-    leading: list[int], dim: int, dtype: torch.dtype, layout: str, seed: int
+    backend: str, leading: list[int], dim: int, dtype: torch.dtype, layout: str, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     xy = torch.randn(*leading, 4 * dim, generator=generator).to(dtype)
@@ -33,12 +34,12 @@ def test_any_call_matches_the_reference_forward_and_backward(
         xy = xy.movedim(-1, 0).contiguous().movedim(0, -1)
     elif layout == "contiguous":
         xy = xy.contiguous()
-    assert_matches_reference(swiglu_fn, {"xy": xy.requires_grad_()})
+    assert_matches_reference(swiglu_fn, {"xy": xy.requires_grad_()}, backend=backend)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
     xy = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             assert torch.autograd.gradcheck(swiglu_fn, (xy,))
 
@@ -46,7 +47,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_it_is_silu_of_the_first_half_times_the_second() -> None:
     xy = torch.randn(2, 3, 10)
     x, y = xy.chunk(2, dim=-1)
-    for backend in ("torch", "reference"):
+    for backend in (*CPU_BACKENDS, "reference"):
         with use_backend(backend):
             torch.testing.assert_close(swiglu_fn(xy), F.silu(x) * y)
     torch.testing.assert_close(SwiGLU.apply(xy), F.silu(x) * y)

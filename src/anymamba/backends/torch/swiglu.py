@@ -14,6 +14,9 @@ def swiglu_forward(xy: torch.Tensor) -> torch.Tensor:
     """See `anymamba.ops.swiglu.SwiGLUBackend`."""
     x, y = xy.chunk(2, dim=1)
     out = empty(xy, *x.shape)
+    if compute_dtype(xy) == xy.dtype:
+        torch.ops.aten.silu.out(x, out=out)
+        return out.mul_(y)
     for block, (gate,) in row_blocks(xy, compute_dtype(xy), 1, x.shape[1]):
         torch.ops.aten.silu.out(widened(x[block], gate), out=gate)
         torch.mul(gate, y[block], out=out[block])
@@ -29,6 +32,16 @@ def swiglu_backward(
     dxy = empty_like(xy)
     dx, dy = dxy.chunk(2, dim=1)
     out = empty(xy, xy.shape[0], dim) if recompute_out else None
+    if compute == xy.dtype:  # no scratch memory: each half of the result is worked on where it lies
+        for block, _ in row_blocks(xy, compute, 0, dim):
+            wide, given, to_x, to_y = x[block], dout[block], dx[block], dy[block]
+            torch.ops.aten.silu.out(wide, out=to_y)
+            if out is not None:
+                torch.mul(to_y, y[block], out=out[block])
+            to_y.mul_(given)
+            torch.mul(given, y[block], out=to_x)
+            torch.ops.aten.silu_backward.grad_input(to_x, wide, grad_input=to_x)
+        return dxy, out
     for block, (gate, slope, first) in row_blocks(xy, compute, 3, dim):
         wide, given = widened(x[block], first), dout[block]
         torch.ops.aten.silu.out(wide, out=gate)
@@ -36,8 +49,5 @@ def swiglu_backward(
             torch.mul(gate, y[block], out=out[block])
         torch.mul(gate, given, out=dy[block])
         torch.mul(widened(given, slope), y[block], out=slope)
-        if xy.dtype == compute:
-            torch.ops.aten.silu_backward.grad_input(slope, wide, grad_input=dx[block])
-        else:
-            dx[block] = torch.ops.aten.silu_backward.grad_input(slope, wide, grad_input=gate)
+        dx[block] = torch.ops.aten.silu_backward.grad_input(slope, wide, grad_input=gate)
     return dxy, out
