@@ -56,6 +56,7 @@ class SsdCall(NamedTuple):
     bc_dtype: torch.dtype
     headdim: int
     dstate: int
+    compute: torch.dtype = torch.float32
 
 
 class SsdBuffers(NamedTuple):
@@ -364,8 +365,8 @@ def _check(
             raise ShapeError("cu_seqlens is empty, but must be (sequences + 1,): at least [0].")
 
 
-def _call(x: torch.Tensor, B: torch.Tensor) -> SsdCall:
-    return SsdCall(x.device, x.dtype, B.dtype, x.shape[3], B.shape[3])
+def _call(x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> SsdCall:
+    return SsdCall(x.device, x.dtype, B.dtype, x.shape[3], B.shape[3], ssd_compute_dtype(x, dt, A, B, C))
 
 
 @backward_where_forward_ran
@@ -442,7 +443,7 @@ def _forward(
     dt_max: float,
     return_final_states: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    backend: SsdBackend = choose(SSD, _call(x, B))
+    backend: SsdBackend = choose(SSD, _call(x, dt, A, B, C))
     return backend.ssd_forward(
         x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens,
         dt_softplus, dt_min, dt_max, return_final_states,
@@ -471,7 +472,7 @@ def _backward(
     into: SsdBuffers = NEW_BUFFERS,
     recompute_out: bool = False,
 ) -> SsdGradients:
-    backend: SsdBackend = choose(SSD, _call(x, B))
+    backend: SsdBackend = choose(SSD, _call(x, dt, A, B, C))
     return backend.ssd_backward(
         dout, dfinal_states, dvarlen_states, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens,
         dt_softplus, dt_min, dt_max, into=into, recompute_out=recompute_out,
