@@ -79,7 +79,9 @@ def refusal(operator: Operator, call: Any) -> str | None:
     limit = _shared_limit(call.device.index if call.device.index is not None else -1)
     size = 2 if call.dtype == call.bc_dtype and SIZES[call.dtype] == 2 else 4
     if not _shapes(call.headdim, call.dstate, size, limit):
-        return f"dstate {call.dstate} in {8 * size} bits needs more shared memory than the {limit} bytes a block has here"
+        return (
+            f"dstate {call.dstate} in {8 * size} bits needs more shared memory than the {limit} bytes a block has here"
+        )
     return None
 
 
@@ -103,7 +105,11 @@ def ssd_forward(
     """See `anymamba.ops.ssd.SsdBackend`."""
     batch, _, heads, headdim = x.shape
     state_shape = (heads, headdim, B.shape[3])
-    element = x.dtype if x.dtype == B.dtype == C.dtype else torch.promote_types(torch.promote_types(x.dtype, B.dtype), C.dtype)
+    element = (
+        x.dtype
+        if x.dtype == B.dtype == C.dtype
+        else torch.promote_types(torch.promote_types(x.dtype, B.dtype), C.dtype)
+    )
     out = x.new_empty(x.shape, dtype=element)
     final = x.new_empty((batch, *state_shape), dtype=torch.float32) if return_final_states else None
     varlen = None
@@ -179,9 +185,8 @@ def _forward(
     varlen: torch.Tensor | None,
 ) -> None:
     """Launch the forward on x, B, C, z, out of one dtype; with `shape` and `segments` not the usual ones but these."""
-    dt, A, D, dt_bias, initial_states = (
-        t if t is None or t.dtype in CODES else t.float() for t in (dt, A, D, dt_bias, initial_states)
-    )  # type: ignore[assignment]
+    dt, A = _known(dt), _known(A)
+    D, dt_bias, initial_states = (None if t is None else _known(t) for t in (D, dt_bias, initial_states))
     plan = _forward_plan(
         shape, segments, _key(x), _key(dt), _key(A), _key(B), _key(C), _key(D), _key(z), _key(dt_bias), _key(initial_states),
         _key(seq_idx), _key(cu_seqlens), dt_softplus, dt_min, dt_max, x.dtype == torch.float32 and _tf32(), x.get_device(),
@@ -231,9 +236,7 @@ def _forward_plan(
     )  # fmt: skip
     launches = []
     for state_only in (True, False) if segments > 1 else (False,):
-        variant = forward_variant(
-            shape, NAMES[x.dtype], tf32, z is not None, seq_idx is not None, packed, state_only
-        )
+        variant = forward_variant(shape, NAMES[x.dtype], tf32, z is not None, seq_idx is not None, packed, state_only)
         shared = shape.shared_bytes(size, seq_idx is not None, state_only)
         kernel = runtime().load(variant, device)
         grid = (batch * heads * tiles, segments - state_only, 1)
@@ -268,7 +271,7 @@ def _shapes(headdim: int, dstate: int, size: int, limit: int) -> list[ForwardSha
     for steps, columns, warps, stages in (
         (64, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (32, 64, 4, 1), (16, 32, 2, 1),
     ):  # fmt: skip
-        if columns * states > 8192 and warps == 4 or columns < least:
+        if (columns * states > 8192 and warps == 4) or columns < least:
             continue
         if columns > 32 and headdim <= 32 and least <= 32:
             continue
@@ -280,7 +283,8 @@ def _shapes(headdim: int, dstate: int, size: int, limit: int) -> list[ForwardSha
 
 def _cut(seqlen: int, segments: int, steps: int) -> tuple[int, int]:
     """Return the segments and their length, a multiple of the chunk."""
-    length = -(-(-(-seqlen // steps)) // segments) * steps
+    chunks = -(-seqlen // steps)
+    length = -(-chunks // segments) * steps
     return -(-seqlen // length), length
 
 
@@ -348,6 +352,10 @@ def _packed(key: Key, vector: int) -> bool:
         and not any(stride % vector for stride, size in zip(key.stride[:-1], key.shape[:-1]) if size > 1)
         and not key.misalignment % (vector * SIZES[key.dtype])
     )
+
+
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype in CODES else tensor.float()
 
 
 def _key(tensor: Any) -> Any:

@@ -110,16 +110,19 @@ __device__ __forceinline__ void place_scalars(
 template <int length, int width, int stride, int threads, bool packed>
 __device__ __forceinline__ void fetch_tile(X* tile, const X* matrix, i64 row_stride, i64 column_stride, int from, int to, int columns) {
     if (packed) {
-        constexpr int vector = 16 / sizeof(X), row_vectors = width / vector;
-        const unsigned address = shared_address(tile);
+        constexpr int vector = 16 / sizeof(X), row_vectors = width / vector, rows_at_once = threads / row_vectors;
+        static_assert(threads % row_vectors == 0, "whole rows at once");
+        const int first = threadIdx.x / row_vectors, column = threadIdx.x % row_vectors * vector;
+        const int rows = column < columns ? min(to - from, length) : 0;
+        const unsigned address = shared_address(tile) + (first * stride + column) * sizeof(X);
+        const X* source = matrix + (from + first) * row_stride + column;  // one address that moves on: many would fill registers
+        const i64 on = rows_at_once * row_stride;
 #pragma unroll
-        for (int i = 0; i < (length * row_vectors + threads - 1) / threads; ++i) {
-            const int number = threadIdx.x + i * threads;
-            const int row = number / row_vectors, column = number % row_vectors * vector;
-            if (length * row_vectors % threads && row >= length) break;
-            const bool valid = from + row < to && column < columns;
-            copy_async_16(
-                address + (row * stride + column) * sizeof(X), valid ? matrix + (from + row) * row_stride + column : matrix, valid);
+        for (int row = 0; row < length; row += rows_at_once) {
+            if (rows_at_once > length && first >= length) break;
+            const bool valid = row + first < rows;
+            copy_async_16(address + row * stride * sizeof(X), valid ? source : matrix, valid);
+            source += on;
         }
     } else {
         for (int number = threadIdx.x; number < length * width; number += threads) {

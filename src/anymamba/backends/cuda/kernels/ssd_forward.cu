@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
             const unsigned C_rows = B_tile + (N_TILE + first_row * N_STRIDE) * sizeof(X) + rows_offset<X>(N_STRIDE);
             const unsigned B_rows = B_tile + rows_offset<X>(N_STRIDE);
             const unsigned state_rows = shared_address(shown + first_column * N_STRIDE) + rows_offset<X>(N_STRIDE);
-#pragma unroll
+#pragma unroll 2
             for (int k = 0; k < NT / 16; ++k) {
                 const Fragment<X> c = load_rows<X, N_STRIDE>(C_rows + k * 16 * sizeof(X));
 #pragma unroll

@@ -1,0 +1,234 @@
+"""The state-space dual scan's forward kernel against the float64 reference: emulated on the CPU, and on the card with --gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anymamba.backends import choices, use_backend
+from anymamba.backends.cuda import ssd as kernels
+from anymamba.ops import mamba_chunk_scan_combined
+from anymamba.ops.ssd import SSD, SsdCall
+from cuda_emulator import emulated, needs_emulator
+from oracle import OUTPUT_BOUND, relative_error, upcast
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+pytestmark = needs_emulator
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "cuda":
+        yield "cuda"
+    else:
+        with emulated():
+            yield "cpu"
+
+
+def inputs(
+    device: str,
+    dtype: torch.dtype = F32,
+    batch: int = 1,
+    seqlen: int = 70,
+    heads: int = 2,
+    headdim: int = 16,
+    groups: int = 1,
+    dstate: int = 16,
+    layout: str = "slice",
+    full: bool = True,
+    initial: bool = True,
+    sequences: bool = False,
+    decay: float = 1.0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return arguments of mamba_chunk_scan_combined; `full`: z, D a column, bias and softplus; else D a head and limits."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tensor(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    def sequence(*shape: int) -> torch.Tensor:
+        if layout == "slice":  # of a wider projection, as Mamba2 makes its inputs
+            return tensor(*shape[:-1], 2 * shape[-1])[..., : shape[-1]]
+        return tensor(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+
+    return {
+        "x": sequence(batch, seqlen, heads, headdim),
+        "dt": tensor(batch, seqlen, heads),
+        "A": -decay * (0.1 + tensor(heads, dtype=F32).abs()),
+        "B": sequence(batch, seqlen, groups, dstate),
+        "C": sequence(batch, seqlen, groups, dstate),
+        "chunk_size": 256,
+        "D": tensor(heads, headdim, dtype=F32) if full else tensor(heads),
+        "z": sequence(batch, seqlen, heads, headdim) if full else None,
+        "dt_bias": tensor(heads, dtype=F32) if full else None,
+        "dt_softplus": full,
+        "dt_limit": (0.0, float("inf")) if full else (0.01, 0.7),
+        "initial_states": tensor(batch, heads, headdim, dstate, dtype=F32) if initial else None,
+        "seq_idx": (torch.rand(batch, seqlen, generator=generator) > 0.95).int().cumsum(1).to(device) if sequences else None,
+        "return_final_states": True,
+    }  # fmt: skip
+
+
+def packed(arguments: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
+    """Return the arguments with sequences of these lengths, and their states wanted."""
+    device, total = arguments["x"].device, sum(lengths)
+    seq_idx = torch.cat([torch.full((1, n), i) for i, n in enumerate(lengths)], 1)
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    cut = {n: arguments[n][:, :total] for n in ("x", "dt", "B", "C", "z") if arguments[n] is not None}
+    return {
+        **arguments, **cut, "seq_idx": seq_idx.to(device), "cu_seqlens": ends.to(device), "return_varlen_states": True,
+    }  # fmt: skip
+
+
+def assert_right(arguments: dict[str, Any], bound: float | None = None) -> None:
+    """Check every output against the reference."""
+    with torch.no_grad(), use_backend("cuda"):
+        seen = mamba_chunk_scan_combined(**arguments)
+    with torch.no_grad(), use_backend("reference"):
+        wanted = mamba_chunk_scan_combined(**{name: upcast(value) for name, value in arguments.items()})
+    for name, ours, theirs in zip(("out", "final", "varlen"), seen, wanted):
+        error = relative_error(ours, theirs)
+        assert error <= (OUTPUT_BOUND[arguments["x"].dtype] if bound is None else bound), (name, error)
+
+
+@st.composite
+def scans(draw: st.DrawFn, device: str) -> dict[str, Any]:
+    """Draw arguments: any layout, any options. On the CPU such as need few kernels: g++ takes two seconds for each."""
+    groups = draw(st.sampled_from([1, 2]))
+    if device == "cpu":
+        dtype, full, headdim, dstate = draw(st.sampled_from([(F32, True, 13, 16), (BF16, False, 16, 16)]))
+        heads, seqlen, sequences = groups, draw(st.integers(0, 140)), dtype == F32
+        layout = "slice"
+    else:
+        dtype, full, sequences = draw(st.sampled_from([F32, F16, BF16])), draw(st.booleans()), draw(st.booleans())
+        headdim = draw(st.sampled_from([16, 24, 32, 64, 80, 96, 128, 256, 13]))
+        dstate = draw(st.sampled_from([16, 20, 32, 64, 100, 128, 256]))
+        heads, seqlen = groups * draw(st.integers(1, 3)), draw(st.integers(0, 500))
+        layout = draw(st.sampled_from(["slice", "time last"]))
+    arguments = inputs(
+        device, dtype, draw(st.integers(1, 2)), seqlen, heads, headdim, groups, dstate, layout, full, draw(st.booleans()),
+        sequences, draw(st.sampled_from([0.1, 1.0, 20.0])), draw(st.integers(0, 2**31)),
+    )  # fmt: skip
+    if sequences and seqlen and draw(st.booleans()):
+        one = {n: v[:1] if isinstance(v, torch.Tensor) and v.dim() == 4 else v for n, v in arguments.items()}
+        cuts = sorted({0, seqlen, *draw(st.lists(st.integers(0, seqlen), max_size=4))})
+        arguments = packed({**one, "dt": arguments["dt"][:1]}, [b - a for a, b in zip(cuts, cuts[1:])])
+    return arguments
+
+
+def test_outputs_and_states_match_the_reference(device: str) -> None:
+    @settings(max_examples=15 if device == "cpu" else 60, deadline=None)
+    @given(scans(device))
+    def check(arguments: dict[str, Any]) -> None:
+        assert_right(arguments)
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize(("headdim", "dstate"), [(64, 128), (128, 64), (64, 256), (16, 32)])
+def test_sizes_of_models(device: str, dtype: torch.dtype, headdim: int, dstate: int) -> None:
+    if device == "cpu" and (dtype, headdim, dstate) not in [(BF16, 64, 128), (F16, 64, 256), (F32, 128, 64)]:
+        pytest.skip("on the card: g++ is slow")
+    assert_right(inputs(device, dtype, seqlen=100, headdim=headdim, dstate=dstate))
+
+
+def test_states_of_packed_sequences_and_of_empty_ones(device: str) -> None:
+    arguments = packed(inputs(device, F32, seqlen=150, headdim=13), [3, 0, 64, 64, 0, 1, 18])
+    assert_right(arguments)
+    with use_backend("cuda"):
+        varlen = mamba_chunk_scan_combined(**arguments)[2]
+    assert not varlen[1].any() and not varlen[4].any()
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+def test_time_cut_into_segments_changes_nothing(device: str, sequences: bool) -> None:
+    arguments = inputs(device, F32, batch=2, seqlen=500, headdim=13, sequences=sequences, decay=0.05, seed=3)
+    whole, cut = (forced(arguments, segments) for segments in (1, 3))
+    assert all(relative_error(a, b) < 1e-6 for a, b in zip(cut, whole))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 64, 16, 8, 2, 1), (64, 64, 16, 4, 1, 1), (32, 32, 32, 4, 1, 1), (32, 64, 16, 4, 2, 1), (16, 32, 32, 2, 1, 1)],
+)  # fmt: skip
+def test_every_shape_of_a_block_gives_the_same(device: str, shape: tuple[int, ...]) -> None:
+    if device == "cpu" and shape[0] == 64 and shape[4] == 2:
+        pytest.skip("on the card: g++ is slow")
+    arguments = inputs(device, F32, seqlen=150, headdim=40, seed=5, full=False)
+    wanted = forced(arguments, 1)
+    seen = forced(arguments, 1, kernels.ForwardShape(*shape))
+    assert all(relative_error(a, b) < 1e-6 for a, b in zip(seen, wanted))
+
+
+def forced(arguments: dict[str, Any], segments: int, shape: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and final states of the kernel launched with this many segments, and this shape."""
+    a = arguments
+    x, B = a["x"], a["B"]
+    out = torch.full(x.shape, float("nan"), dtype=x.dtype, device=x.device)
+    final = torch.full((*x.shape[:1], *x.shape[2:], B.shape[3]), float("nan"), device=x.device)
+    usual = kernels._shapes(x.shape[3], B.shape[3], kernels.SIZES[x.dtype], 227 << 10)[0]
+    kernels._forward(
+        shape or usual, segments, x, a["dt"], a["A"], B, a["C"], a["D"], a["z"], a["dt_bias"], a["initial_states"],
+        a["seq_idx"], None, a["dt_softplus"], *a["dt_limit"], out, final, None,
+    )  # fmt: skip
+    return out, final
+
+
+def test_mixed_dtypes_come_back_as_asked(device: str) -> None:
+    arguments = inputs(device, F32, headdim=13, full=True, sequences=True)
+    arguments |= {"x": arguments["x"].to(BF16), "z": arguments["z"].to(F16), "dt": arguments["dt"].to(BF16)}
+    assert_right(arguments)
+    with use_backend("cuda"):
+        assert mamba_chunk_scan_combined(**arguments)[0].dtype == BF16
+
+
+def test_tf32_is_used_when_pytorch_may_use_it(device: str) -> None:
+    arguments = inputs(device, F32, headdim=16, full=False)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with use_backend("cuda"):
+            rough = mamba_chunk_scan_combined(**arguments)[0]
+        assert_right(arguments, bound=1e-3)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    with use_backend("cuda"):
+        exact = mamba_chunk_scan_combined(**arguments)[0]
+    assert 1e-5 < relative_error(rough, exact) < 1e-3
+
+
+def test_a_nan_step_stays_one(device: str) -> None:
+    arguments = inputs(device, F32, headdim=13, full=True, sequences=True)
+    arguments["dt"][0, 5, 1] = float("nan")
+    with use_backend("cuda"):
+        out = mamba_chunk_scan_combined(**arguments)[0]
+    assert out[0, 5, 1].isnan().all() and not out[0, :, 0].isnan().any()
+
+
+def test_what_the_kernel_does_not_take_says_why(device: str) -> None:
+    place = torch.device(device)
+    for call, word in [
+        (SsdCall(place, torch.float64, F32, 64, 128, torch.float64), "float64"),
+        (SsdCall(place, F32, F32, 64, 128, torch.float64), "float64"),
+        (SsdCall(place, F32, F32, 300, 128), "300"),
+        (SsdCall(place, F32, F32, 64, 512), "512"),
+    ]:
+        answer = next(choice for choice in choices(SSD, call) if choice.backend == "cuda")
+        assert answer.refusal is not None and word in answer.refusal
+    assert kernels._shapes(64, 256, 4, 64 << 10) == []  # fp32 with 256 states on a card with little shared memory
+
+
+def test_shared_memory_of_other_cards_suffices() -> None:
+    for limit in (64 << 10, 99 << 10, 163 << 10, 227 << 10):
+        for dstate in (1, 16, 20, 64, 128, 256):
+            for headdim in (1, 16, 64, 256):
+                for size in (2, 4):
+                    if (dstate, size, limit) != (256, 4, 64 << 10):
+                        assert kernels._shapes(headdim, dstate, size, limit), (limit, dstate, headdim, size)
