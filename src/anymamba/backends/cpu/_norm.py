@@ -87,7 +87,7 @@ def backward(
     v : Tensor
         (rows, dim): what was normalised; with z and not `norm_before_gate`, before its gate.
     dsums : Tensor, optional
-        Joins the gradient of v.
+        Joins the gradient of v. Not with z.
     """
     rows, dim = v.shape
     dx = empty(v, rows, dim)
@@ -190,7 +190,6 @@ def _backward(
     kind = v.dtype
     xhat = np.empty(size, dtype=kind)
     dy = np.empty(size, dtype=kind)
-    gate_first = has_z and not norm_before_gate
     for part in range(first, after):
         for r in range(rows * part // parts, rows * (part + 1) // parts):
             for g in range(dim // size):
@@ -204,42 +203,62 @@ def _backward(
                 db = dbias[part * dim + c : part * dim + c + size]
                 scale = rstd[g * rows + r]
                 average = kind.type(0) if is_rms_norm else mean[g * rows + r]
-                if gate_first:
-                    for i in range(size):
-                        xhat[i] = (vs[i] * zs[i] * sigmoid(zs[i]) - average) * scale
-                else:
-                    for i in range(size):
-                        xhat[i] = (vs[i] - average) * scale
-                if has_z and norm_before_gate:
-                    for i in range(size):
-                        gate = sigmoid(zs[i])
-                        y = xhat[i] * w[i] + b[i] if has_bias else xhat[i] * w[i]
-                        to_z[i] = given[i] * y * gate * (1 + zs[i] * (1 - gate))
-                        dy[i] = given[i] * zs[i] * gate
-                else:
-                    for i in range(size):
-                        dy[i] = given[i]
                 along = kind.type(0)
                 total = kind.type(0)
-                for i in range(size):
-                    dw[i] += dy[i] * xhat[i]
-                    db[i] += dy[i]
-                    dy[i] *= w[i]
-                    along += dy[i] * xhat[i]
-                    total += dy[i]
+                # dv = (g - xhat mean(g xhat) - mean(g)) rstd, g = dy w; an RMS norm lacks the last
+                if not has_z:  # nothing is worth keeping in a buffer
+                    for i in range(size):
+                        normal = (vs[i] - average) * scale
+                        gradient = given[i]
+                        dw[i] += gradient * normal
+                        db[i] += gradient
+                        gradient *= w[i]
+                        along += gradient * normal
+                        total += gradient
+                    along = kind.type(along / size)
+                    total = kind.type(0) if is_rms_norm else kind.type(total / size)
+                    if has_dsums:
+                        joins = dsums[r * dsums_r + c : r * dsums_r + c + size]
+                        for i in range(size):
+                            to_x[i] = (given[i] * w[i] - (vs[i] - average) * scale * along - total) * scale + joins[i]
+                    else:
+                        for i in range(size):
+                            to_x[i] = (given[i] * w[i] - (vs[i] - average) * scale * along - total) * scale
+                    continue
+                if norm_before_gate:
+                    for i in range(size):
+                        normal = (vs[i] - average) * scale
+                        gate = sigmoid(zs[i])
+                        y = normal * w[i] + b[i] if has_bias else normal * w[i]
+                        to_z[i] = given[i] * y * gate * (1 + zs[i] * (1 - gate))
+                        xhat[i] = normal
+                        dy[i] = given[i] * zs[i] * gate
+                    for i in range(size):
+                        dw[i] += dy[i] * xhat[i]
+                        db[i] += dy[i]
+                        dy[i] *= w[i]
+                        along += dy[i] * xhat[i]
+                        total += dy[i]
+                else:
+                    for i in range(size):
+                        xhat[i] = (vs[i] * zs[i] * sigmoid(zs[i]) - average) * scale
+                    for i in range(size):
+                        normal = xhat[i]
+                        gradient = given[i]
+                        dw[i] += gradient * normal
+                        db[i] += gradient
+                        gradient *= w[i]
+                        dy[i] = gradient
+                        along += gradient * normal
+                        total += gradient
                 along = kind.type(along / size)
                 total = kind.type(0) if is_rms_norm else kind.type(total / size)
-                # dv = (g - xhat mean(g xhat) - mean(g)) rstd, g = dy w; an RMS norm lacks the last
-                if has_dsums:
-                    joins = dsums[r * dsums_r + c : r * dsums_r + c + size]
+                if norm_before_gate:
                     for i in range(size):
-                        to_x[i] = (dy[i] - xhat[i] * along - total) * scale + joins[i]
-                elif gate_first:
+                        to_x[i] = (dy[i] - xhat[i] * along - total) * scale
+                else:
                     for i in range(size):
                         dv = (dy[i] - xhat[i] * along - total) * scale
                         gate = sigmoid(zs[i])
                         to_x[i] = dv * zs[i] * gate
                         to_z[i] = dv * vs[i] * gate * (1 + zs[i] * (1 - gate))
-                else:
-                    for i in range(size):
-                        to_x[i] = (dy[i] - xhat[i] * along - total) * scale
