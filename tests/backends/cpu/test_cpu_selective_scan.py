@@ -60,6 +60,9 @@ def scans(draw: st.DrawFn) -> dict[str, Any]:
     if not arguments["delta_softplus"]:  # without it steps must be small and positive, as in any use
         arguments["delta"] = arguments["delta"].detach().abs().mul(0.5).requires_grad_()
         arguments["delta_bias"] = None
+    for name in ("B", "C"):
+        if draw(st.booleans()):  # constant: one a channel
+            arguments[name] = arguments["A"].detach().flip(0).mul(-0.7).add(0.3).requires_grad_()
     for name in ("u", "delta", "z", "B", "C"):
         value = arguments[name]
         layout = draw(st.sampled_from(["plain", "transposed", "every second", "expanded"]))
@@ -131,7 +134,7 @@ def test_a_nan_in_the_input_comes_out_from_its_step_on() -> None:
 
 @pytest.mark.parametrize(
     ("change", "chosen"),
-    [({}, "cpu"), ({"A_dtype": torch.complex64}, "torch"), ({"B_varies": False}, "torch")],
+    [({}, "cpu"), ({"A_dtype": torch.complex64}, "torch"), ({"B_varies": False}, "cpu")],
 )
 def test_what_it_cannot_do_goes_to_the_next_backend(change: dict[str, Any], chosen: str) -> None:
     call = SelectiveScanCall(torch.device("cpu"), torch.float32, torch.float32, 16, True, True)

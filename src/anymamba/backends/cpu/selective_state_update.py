@@ -156,9 +156,12 @@ def _update(first, after, layout, like, state_at, x_at, dt_at, A_at, B_at, C_at,
     bias, out, index = array_at(bias_at, like), array_at(out_at, like), integers_at(index_at)
     log2e = like.dtype.type(LOG2E)
     side_by_side = s_n == 1 and B_n == 1 and C_n == 1
-    steps = np.zeros(ROWS, dtype=like.dtype)
-    values = np.zeros(ROWS, dtype=like.dtype)
-    gates = np.zeros(ROWS, dtype=like.dtype)
+    steps = np.empty(ROWS, dtype=like.dtype)
+    values = np.empty(ROWS, dtype=like.dtype)
+    gates = np.empty(ROWS, dtype=like.dtype)
+    for i in range(ROWS):  # rows of a block that there are not are computed too: not with what lay there
+        steps[i] = 0
+        gates[i] = 0
     row = first
     while row < after:
         b = row // (heads * headdim)
