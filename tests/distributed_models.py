@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -42,7 +43,8 @@ def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def train(group: Any, port: str, layer: str, how: str, steps: int = 3) -> list[float]:
     """Train a few steps and return the losses over the whole batch.
 
-    how: words of "single", "ddp", "fsdp", "checkpoint", "compile", "autocast", and "cp": the sequence is split, not the batch.
+    how: words of "single", "ddp", "fsdp", "checkpoint", "compile", "autocast", "cp" (the sequence is split, not the batch), and
+    "any backend" (the first that can; else PyTorch's, which needs no compiling).
     """
     words = set(how.split())
     model = language_model(port, layer)
@@ -59,7 +61,7 @@ def train(group: Any, port: str, layer: str, how: str, steps: int = 3) -> list[f
     run = torch.compile(model, backend="aot_eager") if "compile" in words else model
     optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
     losses = []
-    with use_backend("torch"):
+    with contextlib.nullcontext() if "any" in words else use_backend("torch"):
         for inputs, labels in batches(steps):
             if "single" not in words:
                 dim = 1 if "cp" in words else 0

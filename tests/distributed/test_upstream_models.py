@@ -32,7 +32,7 @@ WAYS = [
     "cp ddp checkpoint",
     "cp ddp compile",
     pytest.param(
-        "cp fsdp checkpoint",
+        "cp fsdp checkpoint any backend",
         marks=pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on"),
     ),
 ]

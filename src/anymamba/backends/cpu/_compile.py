@@ -48,15 +48,41 @@ def _njit(function: Callable[..., Any], *, cache: bool) -> Any:
     return numba.njit(nogil=True, fastmath=_FLAGS, cache=cache, error_model="numpy")(function)
 
 
+_DTYPES = {
+    dtype: np.dtype(str(dtype).removeprefix("torch."))
+    for dtype in (
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    )
+}
+
+
+class _Memory:
+    """Shows a tensor's memory to numpy.
+
+    `Tensor.numpy` would too, but forbids for ever that the memory is given back, as FSDP does with gathered weights.
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, span: int) -> None:
+        self.tensor = tensor  # the array keeps this object, and this object the memory
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False), "shape": (span,), "typestr": _DTYPES[tensor.dtype].str, "version": 3,
+        }  # fmt: skip
+
+
 def flat(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the memory a tensor spans as a one-dimensional array starting at its first element (shared, not copied)."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.is_contiguous():  # three times cheaper, and a decoding step has a dozen small ones
-        return tensor.numpy().reshape(-1)
-    if tensor.numel() == 0:
-        return np.empty(0, dtype=tensor.new_empty(0).numpy().dtype)
-    # numpy's own view: a checking mode would look into torch's as_strided, and compare an output that is not yet written.
-    array = tensor.numpy()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,))
+    span = tensor.numel()
+    if span == 0:
+        return np.empty(0, dtype=_DTYPES[tensor.dtype])
+    if not tensor.is_contiguous():
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return np.asarray(_Memory(tensor, span))
