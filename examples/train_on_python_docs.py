@@ -10,7 +10,7 @@ Needs `anymamba install` (upstream's model, as it comes) and nothing else; the t
 
 Each writes its losses and checkpoints to runs/<parallel>. The batch of a step depends on the step alone, and every way computes
 the same function, so the four curves are one. A run that was stopped continues from its last checkpoint when started again,
-on any number of ranks; `torchrun --max-restarts 3 ...` does that by itself when a rank dies (try it: --die-once-at 30).
+on any number of ranks; `torchrun --max-restarts 3 ...` does that by itself when a rank dies (try it: --die-once-at 60).
 On several machines: `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 ...`.
 On Windows torchrun may want USE_LIBUV=0 in the environment; the backend is gloo there and on CPUs, nccl on Linux with cards.
 """
@@ -30,6 +30,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.rendezvous import rendezvous
 
 from anymamba.distributed import parallelize, shard_sequence
 
@@ -47,7 +48,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--folder", type=Path, default=Path("runs"))
-    parser.add_argument("--die-once-at", type=int, help="the last rank ends itself at this step, the first time")
+    parser.add_argument(
+        "--die-once-at", type=int, help="the last rank ends itself at this step, unless the run was continued"
+    )
     parser.add_argument("--plot", type=Path, help="draw the losses of all runs in the folder, and train nothing")
     options = parser.parse_args()
     if options.plot is not None:
@@ -65,7 +68,12 @@ def start() -> torch.device:
     cards = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "nccl" if cards else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        store, rank, size = next(rendezvous("env://"))
+        # Started again by torchrun, the ranks meet at the same store (torch 2.13), where the addresses of the dead still are.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        dist.init_process_group(
+            backend, store=dist.PrefixStore(f"attempt {attempt}", store), rank=rank, world_size=size
+        )
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if not cards:
@@ -82,10 +90,10 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     model, run = build(options, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = restore(folder, model, optimizer)
+    from_scratch = not losses
     text = torch.frombuffer(bytearray("\n\n".join(topics.values()).encode()), dtype=torch.uint8)
     for step in range(len(losses), options.steps):
-        first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if step == options.die_once_at and first_time and dist.get_rank() == dist.get_world_size() - 1:
+        if step == options.die_once_at and from_scratch and dist.get_rank() == dist.get_world_size() - 1:
             os._exit(1)
         inputs, labels = (part.to(device) for part in share(batch(text, step, options), options.parallel))
         loss = F.cross_entropy(run(inputs).logits.flatten(0, 1).float(), labels.flatten())

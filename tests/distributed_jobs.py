@@ -11,13 +11,20 @@ import torch
 
 from anymamba import ops
 from anymamba.backends import use_backend
-from anymamba.distributed import context_parallel, count_traffic
+from anymamba.distributed import context_parallel, count_traffic, parallelize
 from anymamba.errors import AnymambaError, RankLostError
 from rank_pool import start_group
 
 __all__ = [
-    "STATES", "TIME", "call", "convolve_and_lose_a_rank", "mismatched", "run_operator", "sliced",
-]  # fmt: skip
+    "TIME",
+    "call",
+    "checkpoint_and_leave",
+    "compile_whole",
+    "convolve_and_lose_a_rank",
+    "mismatched",
+    "run_operator",
+    "sliced",
+]
 
 TIME = {
     "causal_conv1d_fn": {"x": 2, "seq_idx": 1},
@@ -25,12 +32,6 @@ TIME = {
     "mamba_chunk_scan_combined": {"x": 1, "dt": 1, "B": 1, "C": 1, "z": 1, "seq_idx": 1},
 }
 """The dimension of time of the arguments that have one."""
-
-STATES = {
-    "causal_conv1d_fn": "return_final_states",
-    "selective_scan_fn": "return_last_state",
-    "mamba_chunk_scan_combined": "return_final_states",
-}
 
 
 def sliced(name: str, argument: str, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -137,3 +138,67 @@ def _disappear(how: str) -> None:
     if how == "killed":
         os._exit(1)
     time.sleep(600)
+
+
+class Layers(torch.nn.Module):
+    """All three operators, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.filter = torch.nn.Parameter(torch.randn(4, 4))
+        self.A = torch.nn.Parameter(-torch.rand(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = ops.causal_conv1d_fn(x, self.filter, activation="silu")
+        y = ops.selective_scan_fn(y, torch.sigmoid(x), -torch.ones(4, 2), torch.ones(4, 2), torch.ones(4, 2))
+        h = y.transpose(1, 2).unflatten(-1, (2, 2))
+        return ops.mamba_chunk_scan_combined(h, h[..., 0].sigmoid(), self.A, h[:, :, :1], h[:, :, :1], 4)
+
+
+def compile_whole(group: Any, entered: str) -> tuple[list[str], float, float]:
+    """Compile the layers, the context entered inside or outside; return what the graph calls and how results differ."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    torch._dynamo.reset()
+    model, plain = Layers(), Layers()
+    if entered == "parallelize":
+        parallelize(model, group)
+    seen: list[str] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        seen.extend(name.split(".")[1] for name in names if "anymamba" in name)
+        return aot_eager(graph, inputs)
+
+    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    x = torch.randn(1, 4, 8)
+    with use_backend("torch"):
+        with context_parallel(group):
+            wanted = plain(x)
+        wanted.sum().backward()
+        if entered == "context":
+            with context_parallel(group):
+                found = compiled(x)
+        else:
+            found = compiled(x)
+        found.sum().backward()
+    gradients = [(a.grad - b.grad).abs().max() for a, b in zip(model.parameters(), plain.parameters())]
+    return seen, float((found - wanted).abs().max()), float(max(gradients))
+
+
+def checkpoint_and_leave(group: Any, stay: bool) -> str:
+    """Checkpoint a forward in a context; run the backward inside it, or outside."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = Layers()
+    try:
+        with use_backend("torch"), context_parallel(group):
+            loss = checkpoint(model, torch.randn(1, 4, 8), use_reentrant=False).sum()
+            if stay:
+                loss.backward()
+        if not stay:
+            loss.backward()
+    except RuntimeError as error:
+        return type(error).__name__
+    return "no error"
