@@ -92,6 +92,10 @@ class OptionError(ArgumentError):
     pass
 
 
+class NonFiniteError(AnymambaError, FloatingPointError):
+    """A tensor holds a NaN or an infinity; raised where `ANYMAMBA_CHECK_FINITE` asks for it."""
+
+
 class BackendError(AnymambaError, RuntimeError):
     exit_code = 3
 

@@ -6,6 +6,7 @@ is a backend's matter (`anymamba.backends`).
 
 from __future__ import annotations
 
+from anymamba.ops import _finite
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from anymamba.ops.layer_norm import RMSNorm, layer_norm_fn, layer_norm_linear_fn, rms_norm_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
@@ -41,3 +42,6 @@ __all__ = [
     "ssd_selective_scan",
     "swiglu",
 ]
+
+if _finite.watched():
+    _finite.watch(globals(), __all__)
