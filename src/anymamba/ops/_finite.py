@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anymamba.errors import NonFiniteError
-from anymamba.ops._library import traced
+from anymamba.ops._library import _is_compiling
 
 __all__ = ["VARIABLE", "check_finite", "watch", "watched"]
 
@@ -46,7 +46,7 @@ def check_finite(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checking(*args: Any, **kwargs: Any) -> Any:
-        if traced():
+        if _is_compiling():
             return function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
