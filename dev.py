@@ -57,6 +57,9 @@ def main() -> int:
             "--constraints", type=Path, default=CONSTRAINTS, help="pip constraints (default: %(default)s)"
         )
         step.add_argument("--fresh", action="store_true", help="make the virtual environment anew")
+    test.add_argument(
+        "--bare", action="store_true", help="pytest alone, with what it cannot do without; skips tell the rest"
+    )
     test.add_argument("--no-windows", action="store_true", help="leave out the Windows lab")
     test.add_argument(
         "--windows-all", action="store_true", help="the whole suite in the Windows lab, not only its part"
@@ -73,6 +76,7 @@ def main() -> int:
             rest,
             fresh=arguments.fresh,
             lint=not arguments.no_lint,
+            bare=arguments.bare,
             windows=None
             if arguments.no_windows or sys.platform != "linux"
             else ([] if arguments.windows_all else ["--", *WINDOWS_TESTS]),
@@ -95,12 +99,13 @@ def run_demo(constraints: Path, *, fresh: bool) -> int:
 
 
 def run_tests(
-    constraints: Path, pytest_arguments: list[str], *, fresh: bool, lint: bool, windows: list[str] | None
+    constraints: Path, pytest_arguments: list[str], *, fresh: bool, lint: bool, bare: bool, windows: list[str] | None
 ) -> int:
     """Run every check, the quick ones first; return the first non-zero exit code."""
-    python = str(environment(ROOT / ".venv-test", ["-e", f"{ROOT}[dev]"], constraints, fresh=fresh))
+    extra = "test" if bare else "dev"
+    python = str(environment(ROOT / ".venv-test", ["-e", f"{ROOT}[{extra}]"], constraints, fresh=fresh))
     checks = [[python, "-m", "pytest", *pytest_arguments]]
-    if lint:
+    if lint and not bare:
         checks[:0] = [
             [python, "-m", "ruff", "check", "."],
             [python, "-m", "ruff", "format", "--check", "."],
