@@ -25,9 +25,12 @@ WORDS: dict[str, dict[str, str]] = {
         "eager call. The JSON files in benchmarks/results hold every row, fp16 and fp32 and eager too. Below 1: faster, or less memory. `python benchmarks/gpu.py --upstream DIR`",
         "gpu head": "| operator | size | pass | anymamba | upstream | time ratio | memory ratio |",
         "cpu": "### Speed on a CPU",
-        "cpu about": "PyTorch {torch}, {threads} threads, float32; milliseconds, median of interleaved rounds. Upstream: the loop that "
-        "its own packages run without a GPU. `python benchmarks/cpu_reference.py --upstream DIR`",
-        "cpu head": "| operator | size | pass | upstream | torch backend | cpu backend |",
+        "cpu about": "{processor}, PyTorch {torch}, {threads} threads, {date}; float32; milliseconds, median of interleaved rounds in one process. "
+        "Upstream: the loop that its own packages run without a GPU (for Mamba blocks: around its own reference functions). mamba.py: mambapy {mamba_py}; "
+        "transformers {transformers}: its PyTorch path. In brackets: times faster than upstream's loop, or than the faster of the peers where that has none. "
+        "Memory: peak MB of PyTorch's allocator in one call. Projections alone: the block's matrix products and nothing else. `python benchmarks/cpu.py --upstream DIR`",
+        "cpu head": "| operator | size | pass | upstream | mamba.py | transformers | torch backend | cpu backend | memory: cpu backend | upstream | best peer |",
+        "cpu after": "Two threads beside one: {scaling}. First call of a process, with nothing compiled yet and later: {first}.",
         "tests": "### Upstream's own tests",
         "tests about": "Run unchanged through the port by `python -m tools.upstream_tests CHECKOUT`, but for the adaptations that it "
         "prints (device, sizes that take a CPU hours).",
@@ -42,9 +45,11 @@ WORDS: dict[str, dict[str, str]] = {
         "比值小于 1 表示更快或更省显存。`python benchmarks/gpu.py --upstream DIR`",
         "gpu head": "| 算子 | 规模 | 阶段 | anymamba | 上游 | 时间比 | 显存比 |",
         "cpu": "### CPU 上的速度",
-        "cpu about": "PyTorch {torch}，{threads} 线程，float32；单位毫秒，交替测量取中位数。上游：其软件包在没有 GPU 时运行的循环。"
-        "`python benchmarks/cpu_reference.py --upstream DIR`",
-        "cpu head": "| 算子 | 规模 | 阶段 | 上游 | torch 后端 | cpu 后端 |",
+        "cpu about": "{processor}，PyTorch {torch}，{threads} 线程，{date}；float32；单位毫秒，同一进程内交替测量取中位数。上游：其软件包在没有 GPU 时运行的循环"
+        "（Mamba 块：围绕其参考函数）。mamba.py：mambapy {mamba_py}；transformers {transformers}：其 PyTorch 路径。括号内：比上游循环快的倍数；无上游循环时与较快的同类相比。"
+        "内存：一次调用中 PyTorch 分配器的峰值（MB）。Projections alone：仅该块的矩阵乘法。`python benchmarks/cpu.py --upstream DIR`",
+        "cpu head": "| 算子 | 规模 | 阶段 | 上游 | mamba.py | transformers | torch 后端 | cpu 后端 | 内存：cpu 后端 | 上游 | 最佳同类 |",
+        "cpu after": "两线程相对单线程：{scaling}。进程首次调用（无编译缓存时，及之后）：{first}。",
         "tests": "### 上游自己的测试",
         "tests about": "通过移植包原样运行（`python -m tools.upstream_tests CHECKOUT`），仅做该命令打印出的调整（设备、CPU 上需数小时的规模）。",
         "tests head": "| 软件包 | 设备 | 通过 | 失败 | 自行跳过 | 未过者（[原因](docs/trust.md#upstreams-own-tests)） |",
@@ -90,11 +95,29 @@ def summary(words: dict[str, str]) -> Iterator[str]:
         yield from ("", words[kind], "", words[f"{kind} about"].format(**about(data)), "", head)
         yield "|" + "---|" * (head.count("|") - 1)
         yield from rows(data)
+        if f"{kind} after" in words:
+            yield from ("", words[f"{kind} after"].format(**about(data)))
 
 
 def about(data: Any) -> dict[str, Any]:
     """Return what the texts quote of a result file's head."""
-    return {**data.get("machine", {}), **data} if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        return {}
+    peers = data.get("peers", {})
+    short = {"forward": "fwd", "forward + backward": "fwd+bwd"}
+    return {
+        **data.get("machine", {}),
+        **data,
+        "mamba_py": peers.get("mamba.py", "-"),
+        "transformers": peers.get("transformers", "-"),
+        "scaling": ", ".join(
+            f"{row['operator']} {row['size']} {short[row['pass']]} {row['ratio']:.2f}x"
+            for row in data.get("scaling", [])
+        ),
+        "first": ", ".join(
+            f"{row['operator']} {row['cold_s']:.1f} s, {row['warm_s']:.2f} s" for row in data.get("first_call", [])
+        ),
+    }
 
 
 def gpu_rows(data: dict[str, Any]) -> Iterator[str]:
@@ -111,16 +134,27 @@ def gpu_rows(data: dict[str, Any]) -> Iterator[str]:
         )
 
 
+PEERS = ("mamba.py", "transformers")
+
+
 def cpu_rows(data: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each row; the ratio to upstream's loop (or our own, marked so) behind each backend's time."""
+    """Yield a line for each row, and one for the matrix products of a block."""
     for row in data["rows"]:
-        times = row["milliseconds"]
-        base = times.get("upstream")
-        cells = [f"{base:.2f}" if base else "-"]
+        times, memory = row["milliseconds"], row.get("peak_mb", {})
+        base = times.get("upstream") or times.get("loop") or min((times[p] for p in PEERS if p in times), default=None)
+        cells = [f"{base:.2f}" if base and ("upstream" in times or "loop" in times) else "-"]
+        cells += [f"{times[peer]:.2f}" if peer in times else "-" for peer in PEERS]
         for backend in ("torch", "cpu"):
             value = times.get(backend)
             cells.append("-" if value is None else f"{value:.2f} ({base / value:.1f}x)" if base else f"{value:.2f}")
-        yield f"| {row['operator']} | {row['size']} | {'fwd+bwd' if '+' in row['pass'] else 'fwd'} | {' | '.join(cells)} |"
+        of_peers = [memory[peer] for peer in PEERS if peer in memory]
+        for peak in (memory.get("cpu"), memory.get("upstream", memory.get("loop")), min(of_peers, default=None)):
+            cells.append("-" if peak is None else f"{peak:.1f}")
+        kind = "fwd+bwd" if "+" in row["pass"] else "fwd"
+        yield f"| {row['operator']} | {row['size']} | {kind} | {' | '.join(cells)} |"
+        alone = times.get("projections alone")
+        if alone:
+            yield f"| {row['operator']}: projections alone | {row['size']} | {kind} | {alone:.2f} | | | | | | | |"
 
 
 def test_rows(data: dict[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from anymamba.backends.torch import ssd as torch_ssd
 from anymamba.errors import DeviceError, DtypeError, OptionError, ShapeError
 from anymamba.ops import mamba_chunk_scan, mamba_chunk_scan_combined
 from checks import opcheck
-from oracle import assert_matches_reference, outputs_and_gradients, upcast
+from oracle import CPU_BACKENDS, assert_matches_reference, outputs_and_gradients, upcast
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 CHUNK = torch_ssd.CHUNK
@@ -117,20 +117,26 @@ def scans(draw: st.DrawFn) -> dict[str, object]:
     return arguments
 
 
-@given(scans(), st.sampled_from([1, 1 << 26]))
-def test_any_call_matches_the_reference_forward_and_backward(arguments: dict[str, object], block_bytes: int) -> None:
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@given(arguments=scans(), block_bytes=st.sampled_from([1, 1 << 26]))
+def test_any_call_matches_the_reference_forward_and_backward(
+    backend: str, arguments: dict[str, object], block_bytes: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(torch_ssd.BLOCK_BYTES, "cpu", block_bytes)  # 1: a block a chunk, a row of the batch at a time
         # A has as few as one element: its gradient is one sum, which may be near zero. The next test is the strict one.
         bound = 1e-4 if arguments["x"].dtype == torch.float32 else None
-        assert_matches_reference(mamba_chunk_scan_combined, arguments, gradient_bound=bound)
+        assert_matches_reference(mamba_chunk_scan_combined, arguments, backend=backend, gradient_bound=bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_errors_at_a_real_size_are_those_of_rounding_the_results(dtype: torch.dtype) -> None:
     arguments = make(1, 256, heads=4, headdim=64, groups=1, dstate=64, dtype=dtype) | {"return_final_states": True}
     output = {torch.float32: 5e-7, torch.float16: 3e-4, torch.bfloat16: 2.5e-3}[dtype]
-    assert_matches_reference(mamba_chunk_scan_combined, arguments, output_bound=output, gradient_bound=2 * output)
+    for backend in CPU_BACKENDS:
+        assert_matches_reference(
+            mamba_chunk_scan_combined, arguments, backend=backend, output_bound=output, gradient_bound=2 * output
+        )
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
@@ -210,7 +216,8 @@ def test_strong_decay_neither_overflows_nor_loses_its_small_gradients(dtype: tor
     arguments = make(1, 3 * CHUNK, heads=3, headdim=4, dtype=dtype, decay=1000.0)
     with torch.no_grad():
         arguments["A"][0] = -1e-4  # beside a head that forgets nothing
-    assert_matches_reference(mamba_chunk_scan_combined, arguments | {"return_final_states": True})
+    for backend in CPU_BACKENDS:
+        assert_matches_reference(mamba_chunk_scan_combined, arguments | {"return_final_states": True}, backend=backend)
 
 
 def test_chunk_size_changes_nothing() -> None:

@@ -18,7 +18,7 @@ from numba.core import config as _config
 from anymamba import __version__
 from anymamba.machine.folders import cache_folder
 
-__all__ = ["flat", "inline", "kernel"]
+__all__ = ["exact_kernel", "flat", "inline", "kernel"]
 
 config: Any = _config  # numba fills it at run time
 
@@ -28,24 +28,33 @@ _FLAGS = {"contract", "reassoc", "nsz", "arcp"}
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile for the dtypes of its arguments on first call; keep the machine code in anymamba's cache folder."""
+    return _kept(function, _FLAGS)
+
+
+def exact_kernel(function: Callable[..., Any]) -> Any:
+    """Compile as `kernel` does, but sum in the order that is written: for sums that carry their own rounding error along."""
+    return _kept(function, {"contract"})
+
+
+def _kept(function: Callable[..., Any], flags: set[str]) -> Any:
     before = config.CACHE_DIR
     # numba looks only at the age of the kernel's own file; the version covers what it calls in other files.
     config.CACHE_DIR = str(cache_folder() / "numba" / __version__)
     try:
-        return _njit(function, cache=True)
+        return _njit(function, flags, cache=True)
     except RuntimeError:  # no writable folder: compiled anew in every process
-        return _njit(function, cache=False)
+        return _njit(function, flags, cache=False)
     finally:
         config.CACHE_DIR = before
 
 
 def inline(function: Callable[..., Any]) -> Any:
     """Compile a scalar function that kernels call in their inner loops; LLVM inlines and vectorises it."""
-    return _njit(function, cache=False)
+    return _njit(function, _FLAGS, cache=False)
 
 
-def _njit(function: Callable[..., Any], *, cache: bool) -> Any:
-    return numba.njit(nogil=True, fastmath=_FLAGS, cache=cache, error_model="numpy")(function)
+def _njit(function: Callable[..., Any], flags: set[str], *, cache: bool) -> Any:
+    return numba.njit(nogil=True, fastmath=flags, cache=cache, error_model="numpy")(function)
 
 
 _DTYPES = {

@@ -157,6 +157,12 @@ class Block:
         decay.masked_fill_(future if self.same is None else future | ~self.same, float("-inf"))
         return decay.exp_()
 
+    def _scores(self, within: torch.Tensor) -> torch.Tensor:
+        """Return C B^T times the decays L, one matrix a head: (chunks, batch, heads, chunk, chunk)."""
+        scores = self._mask()
+        scores.unflatten(2, (self.groups, self.per_group)).mul_(self._square(within))
+        return scores
+
     # --- forward
 
     def states(self) -> torch.Tensor:
@@ -199,9 +205,9 @@ class Block:
 
     def outputs(self, states: torch.Tensor) -> torch.Tensor:
         """Return out (batch, length, heads, headdim) in the compute dtype."""
-        scores = self._mask()
-        scores.unflatten(2, (self.groups, self.per_group)).mul_(self._square(self._within()))
-        y = self._outputs(scores, self._inner(), None if self._stateless() else self._from_state(states))
+        y = self._outputs(
+            self._scores(self._within()), self._inner(), None if self._stateless() else self._from_state(states)
+        )
         if self.inputs.z is not None:
             y.mul_(F.silu(self._grouped(self._cut(self.inputs.z))))
         return self._joined(y).flatten(2, 3)

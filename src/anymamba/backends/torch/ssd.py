@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from anymamba.backends.torch._ssd_chunks import Block, BlockInputs, Ends
+from anymamba.machine.memory import empty, empty_like
 from anymamba.ops._autocast import without_autocast
 from anymamba.ops.ssd import NEW_BUFFERS, SsdBuffers, SsdGradients, ssd_compute_dtype
 
@@ -42,20 +43,22 @@ def ssd_forward(
     dt_min: float,
     dt_max: float,
     return_final_states: bool,
+    *,
+    make_block: type[Block] = Block,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """See `anymamba.ops.ssd.SsdBackend`."""
+    """See `anymamba.ops.ssd.SsdBackend`. `make_block`: how another backend computes a block."""
     with without_autocast(x.device.type):
         call = _Call(
             x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max
         )  # fmt: skip
-        out = x.new_empty(x.shape)
+        out = empty(x, *x.shape)
         state_shape = (x.shape[0], x.shape[2], x.shape[3], B.shape[3])
         final = x.new_zeros(state_shape, dtype=call.dtype) if return_final_states else None
         varlen = None if cu_seqlens is None else C.new_zeros((cu_seqlens.shape[0] - 1, *state_shape[1:]))
         for rows in call.batches():
             state = call.entering(rows)
             for start, stop in call.blocks:
-                block = Block(call.inputs(rows, start, stop, state), call.chunk)
+                block = make_block(call.inputs(rows, start, stop, state), call.chunk)
                 states = block.states()
                 out[rows, start:stop] = block.outputs(states)
                 ends = call.ends(start, stop, None)
@@ -90,17 +93,18 @@ def ssd_backward(
     *,
     into: SsdBuffers = NEW_BUFFERS,
     recompute_out: bool = False,
+    make_block: type[Block] = Block,
 ) -> SsdGradients:
-    """See `anymamba.ops.ssd.SsdBackend`."""
+    """See `anymamba.ops.ssd.SsdBackend`. `make_block`: how another backend computes a block."""
     with without_autocast(x.device.type):
         call = _Call(
             x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max
         )  # fmt: skip
         dx, ddt, dB, dC = (
-            torch.empty_like(tensor) if buffer is None else buffer
+            empty_like(tensor) if buffer is None else buffer
             for tensor, buffer in ((x, into.dx), (dt, into.ddt), (B, into.dB), (C, into.dC))
         )
-        dz = (torch.empty_like(z) if into.dz is None else into.dz) if z is not None else None
+        dz = (empty_like(z) if into.dz is None else into.dz) if z is not None else None
         dinitial = None if initial_states is None else torch.zeros_like(initial_states)
         out = x.new_empty(x.shape) if recompute_out else None
         dA = torch.zeros_like(call.A)
@@ -109,7 +113,7 @@ def ssd_backward(
         for rows in call.batches():
             dstate = None if dfinal_states is None else dfinal_states[rows].to(call.dtype)
             for (start, stop), state in reversed(list(zip(call.blocks, call.states_before_blocks(rows)))):
-                block = Block(call.inputs(rows, start, stop, state), call.chunk)
+                block = make_block(call.inputs(rows, start, stop, state), call.chunk)
                 ends = None if dvarlen_states is None else call.ends(start, stop, dvarlen_states)
                 found = block.gradients(
                     None if dout is None else dout[rows, start:stop],
