@@ -290,12 +290,11 @@ def medians(
     """Return the median milliseconds of each run, why the others failed, and how often each ran.
 
     Rounds are interleaved (a, b, c, a, b, c, ...): what disturbs the machine disturbs all alike. A slow one sits rounds out
-    once it has had its share of the time, but runs at least once; what needs all of it for that is taken at its first run.
+    once it has had its share of the time, but runs at least once beside its warm-up.
     """
     failed: dict[str, str] = {}
     times: dict[str, list[float]] = {}
     for name, run in runs.items():  # warm up; a refusal or an error takes this one out
-        before = time.perf_counter()
         try:
             run()
         except AnymambaError as error:
@@ -303,9 +302,8 @@ def medians(
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
         else:
-            took = time.perf_counter() - before
-            times[name] = [took] if took > seconds else []
-    spent = {name: sum(seen) for name, seen in times.items()}
+            times[name] = []
+    spent = dict.fromkeys(times, 0.0)
     share = seconds / max(len(times), 1)
     for _ in range(rounds):
         due = [name for name in times if spent[name] < share or not times[name]]

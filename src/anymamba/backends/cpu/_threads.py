@@ -1,12 +1,14 @@
 """Running a kernel on several threads: as many as PyTorch uses, each a range of independent work items.
 
 Not numba's own `parallel=True`: its layers need OpenMP or TBB or crash on concurrent calls, and do not survive fork. Kernels
-here release the GIL and take a range; this splits the range over plain threads. An item's result never depends on who computes
-it, so neither the number of threads nor the split changes a bit.
+here release the GIL and take a range; this splits the range over PyTorch's own OpenMP threads (`_openmp`), or over plain ones
+where those cannot be had: on Windows and macOS, and in a forked process, whose parent's they were. An item's result never
+depends on who computes it, so neither the number of threads nor the split changes a bit.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -14,12 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from anymamba.backends.cpu import _openmp
+
 __all__ = ["run"]
 
 _pool: ThreadPoolExecutor | None = None
 _pool_owner = 0
 _pool_size = 0
 _lock = threading.Lock()
+_forked = False
 
 
 def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1, most: int = 0) -> None:
@@ -42,6 +47,10 @@ def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1
             function(0, items)
         return
     bounds = [items * i // threads for i in range(threads + 1)]
+    team = None if _forked else _openmp.team()
+    if team is not None:
+        _run_on_team(team, function, bounds)
+        return
     pool = _workers(threads - 1)
     others = [pool.submit(function, bounds[i], bounds[i + 1]) for i in range(1, threads)]
     try:
@@ -51,6 +60,25 @@ def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1
             other.exception()
     for other in others:
         other.result()
+
+
+def _run_on_team(
+    team: Callable[[Callable[[], None], int], None], function: Callable[[int, int], object], bounds: list[int]
+) -> None:
+    # Threads take ranges until there are none: right with any number of threads, also fewer than were asked for.
+    left = itertools.count()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while (i := next(left)) < len(bounds) - 1:
+                function(bounds[i], bounds[i + 1])
+        except BaseException as error:  # nothing may leave through OpenMP's frames
+            errors.append(error)
+
+    team(work, len(bounds) - 1)
+    if errors:
+        raise errors[0]
 
 
 def _workers(count: int) -> ThreadPoolExecutor:
@@ -64,8 +92,8 @@ def _workers(count: int) -> ThreadPoolExecutor:
 
 
 def _after_fork() -> None:
-    global _lock, _pool
-    _lock, _pool = threading.Lock(), None
+    global _lock, _pool, _forked
+    _lock, _pool, _forked = threading.Lock(), None, True
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from anymamba.ops._checks import cast
+
 __all__ = ["selective_state_update"]
 
 
@@ -30,27 +32,31 @@ def selective_state_update(
     if _tied(A, 2) and _tied(dt, 1) and (dt_bias is None or _tied(dt_bias, 1)):
         A, dt = A[..., :1, :1], dt[..., :1]
         dt_bias = None if dt_bias is None else dt_bias[..., :1]
-    step = dt.to(compute)
+    step = cast(dt, compute)
     if dt_bias is not None:
-        step = step + dt_bias.to(compute)
+        step = step + cast(dt_bias, compute)
     if dt_softplus:
         step = F.softplus(step)
-    decay = torch.exp(step.unsqueeze(-1) * A.to(compute))
-    inputs = x.to(compute)
+    decay = (step.unsqueeze(-1) * cast(A, compute)).exp_()
+    inputs = cast(x, compute)
 
     rows = None if state_batch_indices is None else state_batch_indices.clamp(min=0).long()
     in_place = rows is None and state.dtype == compute
     updated = state if in_place else (state if rows is None else state[rows]).to(compute, copy=True)
+    # Views, not `unflatten`, which is Python: a step of one layer is a dozen small operations, and every microsecond counts.
+    batch, heads, headdim, dstate = updated.shape
     groups = B.shape[1]
-    grouped = updated.unflatten(1, (groups, updated.shape[1] // groups))  # (batch, groups, heads, headdim, dstate)
-    grouped.mul_(decay.unflatten(1, grouped.shape[1:3]))
-    grouped.addcmul_((step * inputs).unflatten(1, grouped.shape[1:3]).unsqueeze(-1), B.to(compute)[:, :, None, None, :])
-    y = (grouped * C.to(compute)[:, :, None, None, :]).sum(-1).flatten(1, 2)
+    split = (batch, groups, heads // groups)
+    grouped = updated.view(*split, headdim, dstate)
+    grouped.mul_(decay.view(*split, *decay.shape[2:]))
+    driven = (step * inputs).view(*split, headdim, 1)
+    grouped.addcmul_(driven, cast(B, compute).view(batch, groups, 1, 1, dstate))
+    y = (grouped * cast(C, compute).view(batch, groups, 1, 1, dstate)).sum(-1).flatten(1, 2)
     if D is not None:
-        y.addcmul_(inputs, D.to(compute))
+        y.addcmul_(inputs, cast(D, compute))
     if z is not None:
-        y.mul_(F.silu(z.to(compute)))
-    out = torch.empty_like(x).copy_(y)
+        y.mul_(F.silu(cast(z, compute)))
+    out = y if y.dtype == x.dtype and x.is_contiguous() else torch.empty_like(x).copy_(y)
     if state_batch_indices is not None and rows is not None:
         # A padding row must not write back what its (clamped) entry held: another row may own that entry.
         padding = state_batch_indices < 0
