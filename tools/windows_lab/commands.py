@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     real.add_argument("--only", default="", metavar="EXPRESSION", help="only builds such as mamba_ssm-2.2.2-guide")
     real.add_argument("--minutes", type=float, metavar="N", help="begin nothing after so long; the next call goes on")
+    real.add_argument("--quick", action="store_true", help="device code without optimisation (-G), and noted as such")
     real.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where it is recorded")
 
     for command in (setup, test, shell, dev):
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
             with prepare.ready(layout, VERSIONS) as found:
                 fine = compiling.compile_all(
                     found, microsoft, Record(chosen.results), nvcc=chosen.nvcc and chosen.nvcc.resolve(),
-                    sources=sources, only=chosen.only, minutes=chosen.minutes,
+                    sources=sources, only=chosen.only, minutes=chosen.minutes, quick=chosen.quick,
                 )  # fmt: skip
             return DONE if fine else FAILED
         versions = tuple(chosen.python or VERSIONS)

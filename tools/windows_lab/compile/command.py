@@ -20,9 +20,10 @@ from tools.windows_lab.layout import HERE, REPOSITORY
 from tools.windows_lab.say import say
 from tools.windows_lab.wine import Wine, windows_path
 
-__all__ = ["Job", "compile_all", "cost", "parse_sources"]
+__all__ = ["QUICK", "Job", "compile_all", "cost", "parse_sources"]
 
 _TIMEOUT = 2400.0
+QUICK = "-G"
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,25 @@ class Job:
     trial: Trial | None
     step: Mapping[str, Any]
     folder: Path
+    inputs: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.build.key, self.unit, self.trial.rule if self.trial is not None else ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.build.key}: {self.unit}" + (f" without {self.trial.rule}" if self.trial is not None else "")
 
 
-def cost(job: Job) -> tuple[int, int]:
-    """Order jobs: C++ and trials, which end at their first error, then one unit of each kind, then the long ones."""
+def cost(job: Job) -> tuple[int, int, int]:
+    """Order jobs: C++ and trials, which end at their first error; one unit of each kind; then release by release."""
     if job.trial is not None or job.unit.endswith(".cpp"):
-        return 0, 0
+        return 0, 0, 0
     kinds = (r"_update\.cu$", r"conv1d_fwd\.cu$", r"scan_fwd_fp32\.cu$", r"conv1d_bwd\.cu$", r"scan_bwd_fp32_real\.cu$",
              r"scan_fwd_", r"scan_bwd_.*_real", "")  # fmt: skip
     kind = next(number for number, pattern in enumerate(kinds) if re.search(pattern, job.unit))
-    return 1 + (kind >= 5), kind
+    return (1, 0, kind) if kind < 5 else (2, [*SETTINGS].index(job.build.setting), kind)
 
 
 def parse_sources(texts: Sequence[str]) -> dict[tuple[str, str], Path]:
@@ -66,6 +76,7 @@ def compile_all(
     sources: Mapping[tuple[str, str], Path] | None = None,
     only: str = "",
     minutes: float | None = None,
+    quick: bool = False,
 ) -> bool:
     """Compile what is wanted and not recorded yet; return whether all that was done ended as it must.
 
@@ -83,13 +94,16 @@ def compile_all(
         Regular expression of the builds' keys.
     minutes : float, optional
         Begin nothing more after so long; the next call goes on.
+    quick : bool
+        Compile device code without optimisation (nvcc's -G): the same front ends and host compiler in a fraction of the time.
+        Such an entry says so, and a later call without it compiles again.
     """
     end = time.monotonic() + (minutes * 60 if minutes is not None else 1e9)
     root = found.layout.root / "compile"
     stand_ins = trees.make_stand_ins(root / "headers")
     record.tools.update(cl=microsoft.toolset, sdk=microsoft.sdk, wine=found.version(), architecture=ARCHITECTURE)
     jobs: list[Job] = []
-    links: list[tuple[Build, Mapping[str, Any], list[str]]] = []
+    links: list[tuple[Build, Mapping[str, Any], list[Job]]] = []
     left: list[str] = []
     for setting in SETTINGS:
         builds = [build for build in BUILDS if build.setting == setting and re.search(only, build.key)]
@@ -100,25 +114,28 @@ def compile_all(
             continue
         plans = _plans(found, microsoft, setting, builds, nvcc, stand_ins, sources or {}, record)
         for build, plan, folder in plans:
-            mine = list(_jobs(build, plan, folder))
+            mine = list(_jobs(build, plan, folder, found.layout.root, microsoft))
             jobs += mine
-            whole = [job.unit for job in mine if job.trial is None]
             if not build.only:
-                links.append((build, plan["steps"][-1], whole))
+                links.append((build, plan["steps"][-1], [job for job in mine if job.trial is None]))
     jobs.sort(key=cost)
     fine = True
     for job in jobs:
-        without = job.trial.rule if job.trial is not None else ""
-        if not record.has(job.build.key, job.unit, without) and time.monotonic() < end:
-            fine &= _do(found, microsoft, job, nvcc, stand_ins, record)
+        if _recorded(record, job, quick) is None and time.monotonic() < end:
+            fine &= _do(found, microsoft, job, nvcc, stand_ins, record, quick)
     for build, step, whole in links:
-        if all(record.good(build.key, unit) for unit in whole) and not record.good(build.key, step["output"]):
-            fine &= _link(found, microsoft, build, step, nvcc, stand_ins, record)
-    left += [
-        f"{job.build.key}: {job.unit}{f' without {job.trial.rule}' if job.trial else ''}"
-        for job in jobs
-        if not record.has(job.build.key, job.unit, job.trial.rule if job.trial else "")
-    ]
+        done = [_recorded(record, job, quick) for job in whole]
+        together = _digest([entry.inputs for entry in done if entry is not None])
+        linked = record.find((build.key, step["output"], ""), together)
+        if all(entry is not None and entry.as_wanted for entry in done) and (linked is None or not linked.as_wanted):
+            for job in whole:  # a plan made anew begins with an empty folder
+                if not (job.folder / job.step["output"]).is_file():
+                    fine &= _do(found, microsoft, job, nvcc, stand_ins, record, quick)
+            fine &= _link(found, microsoft, build, step, together, nvcc, stand_ins, record)
+    left += [job.words for job in jobs if _recorded(record, job, quick=True) is None]
+    known = {job.key for job in jobs} | {(build.key, step["output"], "") for build, step, _ in links}
+    asked = {job.build.key for job in jobs}
+    record.entries = [entry for entry in record.entries if entry.key in known or entry.build not in asked]
     record.not_compiled = left
     record.save()
     say(f"{len(jobs) - len(left)} of {len(jobs)} compiles are recorded in {record.path}; {len(left)} left")
@@ -222,41 +239,68 @@ def _product() -> str:
     return "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in [*files, HERE / "compile" / "planner.py"])
 
 
-def _jobs(build: Build, plan: Mapping[str, Any], folder: Path) -> Iterator[Job]:
+def _jobs(
+    build: Build, plan: Mapping[str, Any], folder: Path, lab: Path, microsoft: trees.MicrosoftTree
+) -> Iterator[Job]:
+    def inputs(step: Mapping[str, Any], answer: Mapping[str, Any], option: str) -> str:
+        """Without the names of this machine's folders."""
+        facts = json.dumps([step["command"], answer["rules"], answer["edits"], option])
+        for path, word in ((lab, "LAB"), (microsoft.programs, "MSVC")):
+            facts = facts.replace(json.dumps(windows_path(path))[1:-1], word)
+        return _digest([facts])
+
     for step in plan["steps"][:-1]:
         if build.wants(step["source"]):
-            yield Job(build, step["source"], None, step, folder / "all")
+            yield Job(build, step["source"], None, step, folder / "all", inputs(step, plan, ""))
     for trial, answer in plan["trials"]:
         for step in answer["steps"][:-1]:
             if build.wants(step["source"]) and re.search(trial.units, step["source"]):
-                yield Job(build, step["source"], trial, step, folder / trial.rule)
+                made_of = inputs(step, answer, trial.option)
+                yield Job(build, step["source"], trial, step, folder / trial.rule, made_of)
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _quickly(job: Job) -> bool:
+    return job.trial is None and job.unit.endswith(".cu")
+
+
+def _recorded(record: Record, job: Job, quick: bool) -> Entry | None:
+    """Return the entry of a job; `quick`: also of device code without optimisation."""
+    found = record.find(job.key, job.inputs)
+    if found is None and quick and _quickly(job):
+        found = record.find(job.key, _digest([job.inputs, QUICK]))
+    return found
 
 
 def _do(
-    found: Wine, microsoft: trees.MicrosoftTree, job: Job, nvcc: Path | None, stand_ins: Path, record: Record
-) -> bool:
+    found: Wine, microsoft: trees.MicrosoftTree, job: Job, nvcc: Path | None, stand_ins: Path, record: Record, quick: bool
+) -> bool:  # fmt: skip
     environment = _environment(found, microsoft, job.build.setting, nvcc, stand_ins)
     command = list(job.step["command"])
     if job.trial is not None and job.trial.option:
         command.append(job.trial.option)
+    note, inputs = "", job.inputs
+    if quick and _quickly(job):
+        command.append(QUICK)
+        note, inputs = QUICK, _digest([job.inputs, QUICK])
     said = units.run_step(found, command, job.folder, job.step["output"], environment, timeout=_TIMEOUT)
     (job.folder / f"{Path(job.unit).name}.log").write_text(said.output, encoding="utf-8")
     if job.trial is None:
         wanted, as_wanted = "compiles", said.ok
     else:
         wanted, as_wanted = job.trial.says, not said.ok and units.says(said.output, job.trial.says)
-    without = job.trial.rule if job.trial is not None else ""
-    record.add(Entry(job.build.key, job.unit, without, wanted, as_wanted, said.error, round(said.seconds, 1), _today()))
-    say(
-        f"{job.build.key} {job.unit}{f' without {without}' if without else ''}: "
-        f"{'as it must' if as_wanted else 'NOT AS IT MUST'}: {said.error or 'compiled'} ({said.seconds:.0f} s)"
-    )
+    record.add(Entry(*job.key, wanted, as_wanted, said.error, round(said.seconds, 1), _today(), inputs, note))
+    verdict = "as it must" if as_wanted else "NOT AS IT MUST"
+    say(f"{job.words}: {verdict}: {said.error or 'compiled'} ({said.seconds:.0f} s)")
     return as_wanted
 
 
 def _link(
-    found: Wine, microsoft: trees.MicrosoftTree, build: Build, step: Mapping[str, Any], nvcc: Path | None,
-    stand_ins: Path, record: Record,
+    found: Wine, microsoft: trees.MicrosoftTree, build: Build, step: Mapping[str, Any], inputs: str,
+    nvcc: Path | None, stand_ins: Path, record: Record,
 ) -> bool:  # fmt: skip
     folder = found.layout.root / "compile" / build.key / "all"
     libraries = found.layout.python(SETTINGS[build.setting].python) / "Lib" / "site-packages" / "torch" / "lib"
@@ -264,9 +308,8 @@ def _link(
     said, stood_in = units.link(found, step["command"], folder, step["output"], environment, libraries)
     (folder / "link.log").write_text(said.output, encoding="utf-8")
     note = f"{len(stood_in)} names of c10_cuda.lib and torch_cuda.lib stood in for" if stood_in else ""
-    record.add(
-        Entry(build.key, step["output"], "", "links", said.ok, said.error, round(said.seconds, 1), _today(), note)
-    )
+    seconds, output = round(said.seconds, 1), step["output"]
+    record.add(Entry(build.key, output, "", "links", said.ok, said.error, seconds, _today(), inputs, note))
     say(f"{build.key} {step['output']}: {'linked' if said.ok else said.error} ({note or 'nothing stood in for'})")
     return said.ok
 

@@ -29,6 +29,8 @@ class Entry:
     as_wanted : bool
     error : str
         The first error; empty when there was none.
+    inputs : str
+        Digest of the command line, the rules and their edits: when the product's plan changes, it is compiled again.
     """
 
     build: str
@@ -39,6 +41,7 @@ class Entry:
     error: str
     seconds: float
     date: str
+    inputs: str
     note: str = ""
 
     @property
@@ -57,17 +60,15 @@ class Record:
         self.not_compiled: list[str] = saved.get("not_compiled", [])
         self.entries = [Entry(**entry) for entry in saved.get("entries", [])]
 
-    def has(self, build: str, unit: str, without: str = "") -> bool:
-        """Return whether this was done."""
-        return any(entry.key == (build, unit, without) for entry in self.entries)
-
-    def good(self, build: str, unit: str) -> bool:
-        """Return whether this compiled as it must."""
-        return any(entry.key == (build, unit, "") and entry.as_wanted for entry in self.entries)
+    def find(self, key: tuple[str, str, str], inputs: str) -> Entry | None:
+        """Return the entry of this build, unit and rule left out, if it was made of the same inputs."""
+        return next((entry for entry in self.entries if entry.key == key and entry.inputs == inputs), None)
 
     def add(self, entry: Entry) -> None:
         """Put an entry in, in place of an earlier one of the same."""
         self.entries = [one for one in self.entries if one.key != entry.key] + [entry]
+        words = f"{entry.build}: {entry.unit}" + (f" without {entry.without}" if entry.without else "")
+        self.not_compiled = [one for one in self.not_compiled if one != words]
         self.save()
 
     def save(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.windows_lab import runner
 from tools.windows_lab.wine import Wine
 
-__all__ = ["Said", "first_error", "link", "run_step", "says"]
+__all__ = ["Said", "first_error", "link", "missed", "run_step", "says"]
 
 _ERROR = re.compile(r"\b(fatal )?error\b( [A-Z]+\d+)?\s*:|^nvcc fatal", re.IGNORECASE)
 
@@ -63,7 +63,12 @@ def run_step(
 
 # A CPU build of torch has no c10_cuda.lib and torch_cuda.lib; both are made here of the names that the objects ask for.
 _ABSENT = ("c10_cuda", "torch_cuda")
-_UNRESOLVED = re.compile(r"unresolved external symbol .*?\((\?[^)]*)\)|unresolved external symbol (\?\S+)")
+_UNRESOLVED = re.compile(r"unresolved external symbol (?:\".*?\" \()?(?:__imp_)?(\?[^\s)]+)")
+
+
+def missed(output: str) -> list[str]:
+    """Return the C++ names, as the linker knows them, that it found nowhere."""
+    return sorted(set(_UNRESOLVED.findall(output)))
 
 
 def link(
@@ -108,7 +113,7 @@ def link(
             if not made.ok:
                 return made, []
         said = run_step(found, [*command, "/LIBPATH:standins"], folder, output, environment, timeout=timeout)
-        wanted = sorted({one or two for one, two in _UNRESOLVED.findall(said.output)})
+        wanted = missed(said.output)
         if said.ok or not wanted:
             break
         for one in wanted:
