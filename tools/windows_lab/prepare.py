@@ -71,6 +71,7 @@ def ready(layout: Layout, versions: tuple[str, ...]) -> Iterator[Wine]:
             _all(steps, found, versions)
             turn.together()
         found.start_server()
+        found.start_desktop(layout.python(versions[0]) / "python.exe")
         what = ", ".join(steps.done) or "nothing to do"
         say(f"ready in {time.monotonic() - start:.1f} s ({what}) in {layout.root}")
         yield found

@@ -74,6 +74,21 @@ class Wine:
             check=False,
         )
 
+    def start_desktop(self, python: Path) -> None:
+        """Start wine's desktop process likewise: a program that has to start it gives it the pipes of its own parent.
+
+        That parent then waits for ever for the end of its child's output (`venv.create` does, in Python 3.12).
+        """
+        subprocess.run(
+            self.command(python, "-c", "import ctypes; ctypes.windll.user32.GetDesktopWindow()"),
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+        )
+
     def stop_server(self) -> None:
         """End every process of this prefix."""
         if self.layout.prefix.exists():
