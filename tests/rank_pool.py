@@ -6,6 +6,7 @@ import datetime
 import io
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -28,9 +29,9 @@ class RankFailedError(Exception):
 
 def start_group(rank: int, size: int, file: Path, timeout: float) -> None:
     """Join the gloo group that meets at a file."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if os.path.isdir("/sys/class/net/lo") else "")  # noqa: PTH112
-    if not os.environ["GLOO_SOCKET_IFNAME"]:
-        del os.environ["GLOO_SOCKET_IFNAME"]
+    loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    if loopback is not None:  # the machine's own name may lead nowhere
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=file.as_uri(), rank=rank, world_size=size, timeout=datetime.timedelta(seconds=timeout)
@@ -44,8 +45,7 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(data: bytes) -> Any:
-    new = {"weights_only": False} if torch.__version__ >= "2.4" else {}
-    return torch.load(io.BytesIO(data), **new)
+    return torch.load(io.BytesIO(data))
 
 
 def _work(rank: int, size: int, file: Path, timeout: float, pipe: Connection) -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import anymamba
-from anymamba import ops
+from anymamba import distributed, ops
 
 
 def modules() -> list[str]:
@@ -51,6 +51,17 @@ def test_every_operator_documents_its_arguments_with_shapes(name: str) -> None:
     assert "(" in text.partition("Parameters")[2], f"{name} gives no shapes"
     for parameter in inspect.signature(function).parameters:
         assert parameter in text, f"{name} does not document {parameter}"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in distributed.__all__ if inspect.isfunction(getattr(distributed, name))]
+)
+def test_every_function_for_many_ranks_documents_its_arguments(name: str) -> None:
+    function = getattr(distributed, name)
+    text = inspect.getdoc(function) or ""
+    assert "Returns" in text or "Yields" in text
+    for parameter in inspect.signature(function).parameters:
+        assert parameter in text.partition("Parameters")[2], f"{name} does not document {parameter}"
 
 
 def test_nothing_heavy_is_imported_with_the_package() -> None:

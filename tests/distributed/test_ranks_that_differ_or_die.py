@@ -70,8 +70,8 @@ def test_what_the_handshake_costs_is_one_kibibyte_to_each_other_rank(pool: Pool,
 @pytest.mark.parametrize(
     ("how", "when", "limit"),
     [
-        ("killed", "forward", 60),
-        ("killed", "handshake", 60),
+        pytest.param("killed", "forward", 60, marks=pytest.mark.slow),
+        pytest.param("killed", "handshake", 60, marks=pytest.mark.slow),
         ("killed", "backward", 60),
         ("hanging", "forward", 3),
     ],

@@ -30,7 +30,12 @@ WAYS = [
     pytest.param("fsdp", marks=pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on")),
     "cp ddp",
     "cp ddp checkpoint",
-    "cp ddp compile",
+    pytest.param(
+        "cp ddp compile",
+        marks=pytest.mark.skipif(
+            TORCH < (2, 4), reason="dynamo of older releases breaks the graph at a changed global"
+        ),
+    ),
     pytest.param(
         "cp fsdp checkpoint any backend",
         marks=pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on"),
