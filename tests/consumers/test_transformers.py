@@ -29,6 +29,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
+DEVICE = torch.device("cpu")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test on a CPU, and with --gpu on a card, where the slow path's convolution must not be rounded to TF32."""
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device(request.param))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def drawn(name: str, **changes: Any) -> Any:
+    return draw_model(name, **changes).to(DEVICE)
+
+
 LENGTH = 19  # more than two chunks of 8, and not a multiple
 
 
@@ -62,7 +76,7 @@ def draw_tokens(padded: bool = False) -> dict[str, torch.Tensor]:
     if padded:
         mask[0, :5] = 0
         tokens[0, :5] = 0
-    return {"input_ids": tokens, "attention_mask": mask}
+    return {"input_ids": tokens.to(DEVICE), "attention_mask": mask.to(DEVICE)}
 
 
 def outputs(model: Any, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -95,7 +109,7 @@ def test_outputs_and_gradients_equal_the_slow_paths(name: str, training: bool, p
         pytest.skip(
             "mamba_ssm norms delta after its projection, transformers' slow path before it: they never were equal"
         )
-    model = draw_model(name).train(training)  # training takes the fused functions, evaluation the single ones
+    model = drawn(name).train(training)  # training takes the fused functions, evaluation the single ones
     batch = draw_tokens(padded)
     with recording() as calls:
         fast = outputs(model, **batch)
@@ -111,7 +125,7 @@ def test_outputs_and_gradients_equal_the_slow_paths(name: str, training: bool, p
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_is_as_near_to_fp32_as_the_slow_path_is(name: str) -> None:
-    model = draw_model(name).train(name != "FalconMamba")
+    model = drawn(name).train(name != "FalconMamba")
     batch = draw_tokens()
     with slow_path(model):
         truth = outputs(model, **batch)
@@ -128,7 +142,7 @@ def test_bf16_is_as_near_to_fp32_as_the_slow_path_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_with_a_cache_gives_the_slow_paths_tokens(name: str) -> None:
-    model = draw_model(name).eval()
+    model = drawn(name).eval()
     batch = draw_tokens(padded=True)
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     with recording() as calls:
@@ -152,7 +166,7 @@ def test_no_model_says_that_its_fast_path_is_not_there() -> None:
     logger.addHandler(listener)
     try:
         for name in MODELS:
-            draw_model(name)(**draw_tokens())
+            drawn(name)(**draw_tokens())
     finally:
         logger.removeHandler(listener)
     assert not [line for line in said if "fast path" in line or "falling back" in line]
@@ -160,7 +174,7 @@ def test_no_model_says_that_its_fast_path_is_not_there() -> None:
 
 @pytest.mark.parametrize("name", ["Mamba", "Mamba2", "Bamba"])
 def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
-    model = draw_model(name).train()
+    model = drawn(name).train()
     plain = outputs(model, **draw_tokens())
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     checkpointed = outputs(model, **draw_tokens())
@@ -169,9 +183,9 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
 
 def test_packed_sequences_are_kept_apart() -> None:
     """transformers' slow path refuses them."""
-    model = draw_model("GraniteMoeHybrid", layer_types=["mamba", "mamba"])
+    model = drawn("GraniteMoeHybrid", layer_types=["mamba", "mamba"])
     tokens = draw_tokens()["input_ids"][:1]
-    marks = torch.tensor([[0] * 7 + [1] * (LENGTH - 7)], dtype=torch.int32)
+    marks = torch.tensor([[0] * 7 + [1] * (LENGTH - 7)], dtype=torch.int32, device=DEVICE)
     packed = model(input_ids=tokens, seq_idx=marks, use_cache=False).logits
     apart = [model(input_ids=part, use_cache=False).logits for part in (tokens[:, :7], tokens[:, 7:])]
     assert relative_error(packed, torch.cat(apart, 1)) <= 1e-5

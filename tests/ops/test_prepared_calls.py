@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from anymamba.backends import use_backend
+from anymamba.backends import recording, use_backend
 from anymamba.backends.torch import causal_conv1d as backend
 from anymamba.errors import ShapeError
 from anymamba.ops import _prepared, causal_conv1d_fn, causal_conv1d_update
@@ -48,6 +48,15 @@ def test_the_second_call_alike_is_the_prepared_one(prepared: list[str]) -> None:
     assert not first.eq(7).all()
     assert causal_conv1d_fn(torch.randn(1, 2, 5), weight).eq(7).all()
     assert prepared == ["prepared causal_conv1d", "called"]
+
+
+def test_while_choices_are_noted_every_call_makes_one(prepared: list[str]) -> None:
+    x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
+    causal_conv1d_fn(x, weight)
+    with recording() as calls:
+        causal_conv1d_fn(x, weight)
+    assert [operator.name for operator, _ in calls] == ["causal_conv1d"]
+    assert "called" not in prepared
 
 
 @pytest.mark.parametrize(

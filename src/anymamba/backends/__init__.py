@@ -30,6 +30,7 @@ __all__ = [
     "choices",
     "choose",
     "describe",
+    "is_recording",
     "names",
     "recording",
     "requested",
@@ -181,6 +182,11 @@ def recording() -> Iterator[list[tuple[Operator, Any]]]:
         yield calls
     finally:
         _chosen = kept
+
+
+def is_recording() -> bool:
+    """Return whether choices are being noted: then no operator may skip its choice."""
+    return type(_chosen) is not dict
 
 
 class _Recorder(dict[Any, ModuleType]):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from anymamba.backends import Operator, requested, tuned
+from anymamba.backends import Operator, is_recording, requested, tuned
 
 __all__ = ["DEVICES", "STEP_DEVICES", "Prepared", "forget"]
 
@@ -40,7 +40,7 @@ class Prepared:
 
     def find(self, key: object) -> Callable[..., Any] | None:
         """Return the function that does a call with this key, None if there was none yet."""
-        return self._calls.get(key)
+        return None if is_recording() else self._calls.get(key)
 
     def remember(self, key: object, backend: Any, operator: Operator, arguments: tuple[Any, ...]) -> None:
         """Ask the backend that did the call to prepare the next one like it."""
