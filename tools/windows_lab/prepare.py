@@ -71,10 +71,10 @@ def ready(layout: Layout, versions: tuple[str, ...]) -> Iterator[Wine]:
             _all(steps, found, versions)
             turn.together()
         found.start_server()
-        found.start_desktop(layout.python(versions[0]) / "python.exe")
         what = ", ".join(steps.done) or "nothing to do"
         say(f"ready in {time.monotonic() - start:.1f} s ({what}) in {layout.root}")
-        yield found
+        with found.desktop(layout.python(versions[0]) / "python.exe"):
+            yield found
 
 
 def _all(steps: Steps, found: Wine, versions: tuple[str, ...]) -> None:

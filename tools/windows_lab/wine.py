@@ -5,13 +5,14 @@ Every setting here is the cure of a failure that was seen; docs/windows.md lists
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import subprocess
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,20 +75,27 @@ class Wine:
             check=False,
         )
 
-    def start_desktop(self, python: Path) -> None:
-        """Start wine's desktop process likewise: a program that has to start it gives it the pipes of its own parent.
+    @contextlib.contextmanager
+    def desktop(self, python: Path) -> Iterator[None]:
+        """Keep wine's desktop process running: a program that has to start it gives it its own parent's pipes.
 
-        That parent then waits for ever for the end of its child's output (`venv.create` does, in Python 3.12).
+        That parent then waits for ever for the end of its child's output (`venv.create` does, in Python 3.12). The
+        desktop ends with the last program, so one is kept that does nothing.
         """
-        subprocess.run(
-            self.command(python, "-c", "import ctypes; ctypes.windll.user32.GetDesktopWindow()"),
+        script = "import ctypes, time; ctypes.windll.user32.GetDesktopWindow(); print(flush=True); time.sleep(1e6)"
+        with subprocess.Popen(
+            self.command(python, "-c", script),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=120,
-            check=False,
-        )
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            try:
+                yield
+            finally:
+                process.kill()
 
     def stop_server(self) -> None:
         """End every process of this prefix."""
