@@ -123,7 +123,7 @@ def scans(draw: st.DrawFn, device: str) -> dict[str, Any]:
 
 
 def test_outputs_and_states_match_the_reference(device: str) -> None:
-    @settings(max_examples=15 if device == "cpu" else 60, deadline=None)
+    @settings(max_examples=15 if device == "cpu" else 30, deadline=None)
     @given(scans(device))
     def check(arguments: dict[str, Any]) -> None:
         assert_right(arguments)

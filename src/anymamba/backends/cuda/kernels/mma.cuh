@@ -313,11 +313,11 @@ __device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragmen
         }
 }
 #else
-// Right on every card: operands travel by shuffles.
+// Right on every card: operands travel by shuffles. Not unrolled: a kernel has dozens of these.
 template <class X>
 __device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const Fragment<X>& a, const Fragment<X>& b) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
+#pragma unroll 1
     for (int from = 0; from < 4; ++from) {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
