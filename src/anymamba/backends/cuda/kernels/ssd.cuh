@@ -11,6 +11,16 @@ struct Choose<false, A, B> {
     typedef B type;
 };
 
+template <int n>
+struct Constant {
+    static constexpr int value = n;
+};
+
+__device__ __forceinline__ void clear(float (&sums)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] = 0.0f;
+}
+
 // Element number `at` of a small tensor whose type is only known at run time: 0 f32, 1 f16, 2 bf16.
 __device__ __forceinline__ float load_any(const void* address, int type, i64 at) {
     if (type == 0) return static_cast<const float*>(address)[at];
@@ -44,14 +54,14 @@ struct Steps {
     }
 };
 
-// One warp works out the scalars of a chunk of `count` steps and writes them to shared memory: cs = cumsum(d * A * log2 e), d,
-// exp2(cs[last] - cs) * d, and behind the latter exp2(cs[last]) and cs[last]. `precise`: cs is summed in double and kept as two
+// One warp works out the scalars of a chunk of `count` steps and writes them to shared memory: `sizes`, cs = cumsum(d * A * log2 e) and d
+// of each; `leaving`, exp2(cs[last] - cs) * d, and behind it exp2(cs[last]) and cs[last]. `precise`: cs is summed in double and kept as two
 // floats (`rest` has the second), so that the difference of two large sums keeps its last digits. Sequences: `changes` says
 // which steps begin a new one; `runs` counts them; what would cross a change is 0.
 template <int length, bool precise, bool sequences>
 __device__ __forceinline__ void place_scalars(
-    const Steps& steps, const float (&raw)[(length + 31) / 32], const int (&changes)[(length + 31) / 32], int count, float* cs, float* rest,
-    float* step, float* leaving, int* runs) {
+    const Steps& steps, const float (&raw)[(length + 31) / 32], const int (&changes)[(length + 31) / 32], int count, float* sizes, float* rest,
+    float* leaving, int* runs) {
     constexpr int each = (length + 31) / 32;
     const int lane = threadIdx.x % 32;
     typedef typename Choose<precise, double, float>::type Sum;
@@ -92,9 +102,9 @@ __device__ __forceinline__ void place_scalars(
         const int at = lane * each + e;
         if (at < length) {
             const Sum sum = before + sums[e];
-            cs[at] = (float)sum;
+            sizes[2 * at] = (float)sum;
+            sizes[2 * at + 1] = d[e];
             if (precise) rest[at] = (float)(sum - (Sum)(float)sum);
-            step[at] = d[e];
             const bool stays = !sequences || counted_before + begun[e] == last_run;
             leaving[at] = stays ? fast_exp2((float)(last - sum)) * d[e] : 0.0f;
             if (sequences) runs[at] = counted_before + begun[e];

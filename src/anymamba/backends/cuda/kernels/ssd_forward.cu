@@ -44,8 +44,10 @@
 #define STAGE (X_TILE + (STATE_ONLY ? 1 : 2) * N_TILE)
 #define STATE_TILE (PT * N_STRIDE)
 #define STATES_KEPT (STATE_ONLY ? 0 : STAGES)
-#define SCALARS (4 * Q + 4)  // floats of a chunk: cs, what is left of cs (f32), d, what reaches the end; last: of the whole chunk
+#define SCALARS (4 * Q + 4)  // floats of a chunk: (cs, d) a step; what is left of cs (f32); what reaches the end, of the whole chunk last
 #define RUNS (SEQUENCES ? Q : 0)
+
+#define HALF ((STRIPS + 1) / 2)
 
 static_assert(WARPS % STRIPS == 0 && COLUMNS % 16 == 0 && STATE_N % 16 == 0 && STATE_P % 16 == 0, "shape");
 
@@ -203,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
     // Buffer b of the scalars belongs to chunks of parity b.
     const auto place = [&](int b, const float (&raw)[(Q + 31) / 32], const int (&changes)[(Q + 31) / 32], int count) {
         float* const here = scalars + b * SCALARS;
-        place_scalars<Q, sizeof(X) == 4, SEQUENCES>(steps, raw, changes, count, here, here + Q, here + 2 * Q, here + 3 * Q, runs + b * RUNS);
+        place_scalars<Q, sizeof(X) == 4, SEQUENCES>(steps, raw, changes, count, here, here + 2 * Q, here + 3 * Q, runs + b * RUNS);
     };
 
     float total = 0.0f;  // STATE_ONLY: cs of all chunks so far
@@ -232,10 +234,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         __syncthreads();
         X* const stage = stages + (STAGES == 2 ? parity : 0) * STAGE;
         X* const shown = states + (STAGES == 2 ? parity : 0) * STATE_TILE;
-        const float* const cs = scalars + parity * SCALARS;
-        const float* const rest = cs + Q;
-        const float* const step = cs + 2 * Q;
-        const float* const leaving = cs + 3 * Q;
+        const float* const sizes = scalars + parity * SCALARS;
+        const float* const rest = sizes + 2 * Q;
+        const float* const leaving = sizes + 3 * Q;
         const int* const run = runs + parity * RUNS;
         if (STAGES == 2 && more) fetch(stages + (parity ^ 1) * STAGE, stop, next_stop);
         const bool my_turn = more && warp == (index + 1) % WARPS;
@@ -253,65 +254,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         float y[COLUMNS / 16][2][4];
         Fragment<X> scores[STRIPS];
         if (!STATE_ONLY) {
-            float sums[STRIPS][2][4];
 #pragma unroll
-            for (int j = 0; j < STRIPS; ++j)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) sums[j][i / 4][i % 4] = 0.0f;
-#pragma unroll
-            for (int n = 0; n < COLUMNS / 16; ++n)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) y[n][i / 4][i % 4] = 0.0f;
+            for (int n = 0; n < COLUMNS / 16; ++n) clear(y[n]);
             const unsigned C_rows = B_tile + (N_TILE + first_row * N_STRIDE) * sizeof(X) + rows_offset<X>(N_STRIDE);
             const unsigned B_rows = B_tile + rows_offset<X>(N_STRIDE);
             const unsigned state_rows = shared_address(shown + first_column * N_STRIDE) + rows_offset<X>(N_STRIDE);
+            // C B^T of the first `tiles` tiles and C S^T. No branches within, and all loads first: they are waited for once.
+            const auto products = [&](auto tiles, auto with_state) {
+                constexpr int count = decltype(tiles)::value;
+                float sums[count][2][4];
+#pragma unroll
+                for (int j = 0; j < count; ++j) clear(sums[j]);
 #pragma unroll 2
-            for (int k = 0; k < NT / 16; ++k) {
-                const Fragment<X> c = load_rows<X, N_STRIDE>(C_rows + k * 16 * sizeof(X));
+                for (int k = 0; k < NT / 16; ++k) {
+                    Fragment<X> b[count], s[COLUMNS / 16];
+                    const Fragment<X> c = load_rows<X, N_STRIDE>(C_rows + k * 16 * sizeof(X));
 #pragma unroll
-                for (int j = 0; j < STRIPS; ++j)
-                    if (j <= strip)
-                        multiply_add<TF32>(sums[j], c, load_rows<X, N_STRIDE>(B_rows + (j * 16 * N_STRIDE + k * 16) * sizeof(X)));
-                if (entered) {
+                    for (int j = 0; j < count; ++j)
+                        b[j] = load_rows<X, N_STRIDE>(B_rows + (j * 16 * N_STRIDE + k * 16) * sizeof(X));
+                    if (decltype(with_state)::value) {
 #pragma unroll
-                    for (int n = 0; n < COLUMNS / 16; ++n)
-                        multiply_add<TF32>(y[n], c, load_rows<X, N_STRIDE>(state_rows + (n * 16 * N_STRIDE + k * 16) * sizeof(X)));
+                        for (int n = 0; n < COLUMNS / 16; ++n)
+                            s[n] = load_rows<X, N_STRIDE>(state_rows + (n * 16 * N_STRIDE + k * 16) * sizeof(X));
+                    }
+#pragma unroll
+                    for (int j = 0; j < count; ++j) multiply_add<TF32>(sums[j], c, b[j]);
+                    if (decltype(with_state)::value) {
+#pragma unroll
+                        for (int n = 0; n < COLUMNS / 16; ++n) multiply_add<TF32>(y[n], c, s[n]);
+                    }
                 }
-            }
 
-            // --- decays
-            const float first = cs[first_row], first_rest = sizeof(X) == 4 ? rest[first_row] : 0.0f;
-            const int first_run = SEQUENCES ? run[first_row] : 0;
-            const float entering = SEQUENCES && first_run ? 0.0f : fast_exp2(first);
+                // The decays. What is above the diagonal is cut off, whole tiles of it too.
+                float row_cs[2], row_rest[2];
+                int row_run[2];
 #pragma unroll
-            for (int n = 0; n < COLUMNS / 16; ++n)
+                for (int row = 0; row < 2; ++row) {
+                    const int at = first_row + row * 8 + g;
+                    row_cs[row] = sizes[2 * at];
+                    row_rest[row] = sizeof(X) == 4 ? rest[at] : 0.0f;
+                    row_run[row] = SEQUENCES ? run[at] : 0;
+                    if (decltype(with_state)::value) {
+                        const float entering = row_run[row] ? 0.0f : fast_exp2(row_cs[row]);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) y[n][i / 4][i % 4] *= entering;
+                        for (int n = 0; n < COLUMNS / 16; ++n)
 #pragma unroll
-            for (int j = 0; j < STRIPS; ++j) {
-                if (j < strip) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int column = i / 2 * 8 + 2 * t + i % 2, at = j * 16 + column;
-                        float by = first - cs[at];
-                        if (sizeof(X) == 4) by += first_rest - rest[at];
-                        by = fast_exp2(by) * step[at];
-                        if (SEQUENCES && run[at] != first_run) by = 0.0f;
-                        sums[j][i / 2][i % 2] *= by;
-                        sums[j][i / 2][i % 2 + 2] *= by;
-                    }
-                } else if (j == strip) {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) {
-                        const int row = first_row + i % 4 / 2 * 8 + g, at = first_row + i / 4 * 8 + 2 * t + i % 2;
-                        float by = cs[row] - cs[at];
-                        if (sizeof(X) == 4) by += rest[row] - rest[at];
-                        const bool reaches = at <= row && !(SEQUENCES && run[at] != run[row]);
-                        sums[j][i / 4][i % 4] *= reaches ? fast_exp2(by) * step[at] : 0.0f;
+                            for (int i = 0; i < 4; ++i) y[n][i / 2][row * 2 + i % 2] *= entering;
                     }
                 }
-                scores[j] = rounded<X>(sums[j]);
-            }
+#pragma unroll
+                for (int j = 0; j < count; ++j) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const int first = j * 16 + half * 8 + 2 * t;
+                        const Pack<float, 4> two = load_pack<float, 4>(sizes + 2 * first);  // cs, d of two steps
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const int row = i / 2, at = first + i % 2;
+                            float by = row_cs[row] - two.at[i % 2 * 2];
+                            if (sizeof(X) == 4) by += row_rest[row] - rest[at];
+                            by = fast_exp2(by) * two.at[i % 2 * 2 + 1];
+                            const bool reaches = at <= first_row + row * 8 + g && !(SEQUENCES && run[at] != row_run[row]);
+                            sums[j][half][i] = reaches ? sums[j][half][i] * by : 0.0f;
+                        }
+                    }
+                    scores[j] = rounded<X>(sums[j]);
+                }
+            };
+            if (!entered)
+                products(Constant<STRIPS>(), Constant<0>());
+            else if (strip < HALF)
+                products(Constant<HALF>(), Constant<1>());
+            else
+                products(Constant<STRIPS>(), Constant<1>());
         }
 
         Pack<X, 4> gate[COLUMNS / 16][2];
@@ -327,60 +342,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                 }
         }
 
-        // --- Y and S, both over the chunk's steps
-        if (keeps) {
-            const float passing = leaving[Q];
-            each_state([&](float* h, int, int) {
-                h[0] *= passing;
-                h[1] *= passing;
-            });
-        }
+        // --- Y and S, both over the chunk's steps. Strips of the first half have no scores for steps of the second.
+        const unsigned B_columns = B_tile + columns_offset<X>(N_STRIDE) + state_n * sizeof(X);
+        const auto accumulate = [&](auto strips, auto with_state) {
+            constexpr bool keep = decltype(with_state)::value;
+            if (keep) {
+                const float passing = leaving[Q];
+                each_state([&](float* h, int, int) {
+                    h[0] *= passing;
+                    h[1] *= passing;
+                });
+            }
 #pragma unroll
-        for (int k = 0; k < STRIPS; ++k) {
-            if (!STATE_ONLY && k == strip) {  // what came from before this strip decays further, row by row
+            for (int k = 0; k < STRIPS; ++k) {
+                const bool scored = !STATE_ONLY && k < decltype(strips)::value;
+                const unsigned x_rows = x_tile + k * 16 * X_STRIDE * sizeof(X);
+                Fragment<X> left[STATE_P / 16], right[STATE_N / 16], own[COLUMNS / 16];
+                if (keep || (SHARE_X && scored)) {
 #pragma unroll
-                for (int row = 0; row < 2; ++row) {
-                    const int at = first_row + row * 8 + g;
-                    float by = cs[at] - cs[first_row];
-                    if (sizeof(X) == 4) by += rest[at] - rest[first_row];
-                    by = fast_exp2(by);
-                    if (SEQUENCES && run[at] != run[first_row]) by = 0.0f;
+                    for (int i = 0; i < STATE_P / 16; ++i)
+                        left[i] = load_columns<X, X_STRIDE>(x_rows + (state_p + i * 16) * sizeof(X));
+                }
+                if (keep) {
+#pragma unroll
+                    for (int j = 0; j < STATE_N / 16; ++j)
+                        right[j] = load_columns<X, N_STRIDE>(B_columns + (k * 16 * N_STRIDE + j * 16) * sizeof(X));
+                }
+                if (!SHARE_X && scored) {
 #pragma unroll
                     for (int n = 0; n < COLUMNS / 16; ++n)
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) y[n][i / 2][row * 2 + i % 2] *= by;
+                        own[n] = load_columns<X, X_STRIDE>(x_rows + (first_column + n * 16) * sizeof(X));
                 }
-            }
-            const unsigned x_rows = x_tile + k * 16 * X_STRIDE * sizeof(X);
-            if (!SHARE_X && !STATE_ONLY && k <= strip) {
+                if (scored) {
 #pragma unroll
-                for (int n = 0; n < COLUMNS / 16; ++n)
-                    multiply_add<TF32>(y[n], scores[k], load_columns<X, X_STRIDE>(x_rows + (first_column + n * 16) * sizeof(X)));
-            }
-            if (keeps || SHARE_X) {
-                Fragment<X> left[STATE_P / 16];
-#pragma unroll
-                for (int i = 0; i < STATE_P / 16; ++i)
-                    left[i] = load_columns<X, X_STRIDE>(x_rows + (state_p + i * 16) * sizeof(X));
-                if (SHARE_X && !STATE_ONLY && k <= strip) {
-#pragma unroll
-                    for (int n = 0; n < COLUMNS / 16; ++n) multiply_add<TF32>(y[n], scores[k], left[n < STATE_P / 16 ? n : 0]);
+                    for (int n = 0; n < COLUMNS / 16; ++n)
+                        multiply_add<TF32>(y[n], scores[k], SHARE_X ? left[n < STATE_P / 16 ? n : 0] : own[n]);
                 }
-                if (keeps) {
-                    const float* const by = leaving + k * 16 + 2 * t;
-                    const Float2 low = {by[0], by[1]}, high = {by[8], by[9]};
+                if (keep) {
+                    const Pack<float, 2> low = load_pack<float, 2>(leaving + k * 16 + 2 * t);
+                    const Pack<float, 2> high = load_pack<float, 2>(leaving + k * 16 + 2 * t + 8);
 #pragma unroll
                     for (int j = 0; j < STATE_N / 16; ++j) {
-                        const Fragment<X> right = scaled_along_rows(
-                            load_columns<X, N_STRIDE>(
-                                B_tile + columns_offset<X>(N_STRIDE) + (k * 16 * N_STRIDE + state_n + j * 16) * sizeof(X)),
-                            low, high);
+                        const Fragment<X> scaled =
+                            scaled_along_rows(right[j], Float2{low.at[0], low.at[1]}, Float2{high.at[0], high.at[1]});
 #pragma unroll
-                        for (int i = 0; i < STATE_P / 16; ++i) multiply_add<TF32>(state[i][j], left[i], right);
+                        for (int i = 0; i < STATE_P / 16; ++i) multiply_add<TF32>(state[i][j], left[i], scaled);
                     }
                 }
             }
-        }
+        };
+        const bool short_scores = entered && strip < HALF;  // of the first chunk all are there
+        if (!keeps)
+            short_scores ? accumulate(Constant<HALF>(), Constant<0>()) : accumulate(Constant<STRIPS>(), Constant<0>());
+        else if (STATE_ONLY || short_scores)
+            accumulate(Constant<HALF>(), Constant<1>());
+        else
+            accumulate(Constant<STRIPS>(), Constant<1>());
 
         // --- out: lanes of a quad trade halves, so that each has four neighbouring columns
         if (!STATE_ONLY) {
