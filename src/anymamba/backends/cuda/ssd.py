@@ -61,6 +61,8 @@ class ForwardShape(NamedTuple):
         row, wide = _padded(self.columns, size), _padded(self.states, size)
         stage = self.steps * (row + (1 if state_only else 2) * wide)
         kept = 0 if state_only else self.stages * self.columns * wide
+        shares = not state_only and self.warps > self.steps // 16
+        kept += self.steps * _padded(self.steps, size) if shares else 0
         scalars = 2 * (4 * self.steps + 4) + self.columns + (2 * self.steps if sequences else 0)
         return size * (self.stages * stage + kept) + 4 * scalars
 

@@ -21,6 +21,16 @@ __device__ __forceinline__ void clear(float (&sums)[2][4]) {
     for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] = 0.0f;
 }
 
+// Waits for those warps, `threads` together, that name the same barrier (1 to 15), not for the whole block.
+template <int threads>
+__device__ __forceinline__ void barrier_of(int which) {
+#ifdef ANYMAMBA_EMULATED
+    __syncthreads();
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(threads) : "memory");
+#endif
+}
+
 // Element number `at` of a small tensor whose type is only known at run time: 0 f32, 1 f16, 2 bf16.
 __device__ __forceinline__ float load_any(const void* address, int type, i64 at) {
     if (type == 0) return static_cast<const float*>(address)[at];

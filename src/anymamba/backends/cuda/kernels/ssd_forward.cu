@@ -48,6 +48,11 @@
 #define RUNS (SEQUENCES ? Q : 0)
 
 #define HALF ((STRIPS + 1) / 2)
+// Several warps with the same rows: each finds the scores of every COLUMN_WARPS-th tile of steps, and they share them.
+#define SHARES_SCORES (COLUMN_WARPS > 1 && !STATE_ONLY)
+#define SCORE_STRIDE padded_stride<X>(Q)
+#define OWN_TILES ((STRIPS + COLUMN_WARPS - 1) / COLUMN_WARPS)
+#define SHORT_TILES ((HALF + COLUMN_WARPS - 1) / COLUMN_WARPS)  // for strips of the first half
 
 static_assert(WARPS % STRIPS == 0 && COLUMNS % 16 == 0 && STATE_N % 16 == 0 && STATE_P % 16 == 0, "shape");
 
@@ -86,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
     DYNAMIC_SHARED(shared_memory);
     X* const stages = reinterpret_cast<X*>(shared_memory);
     X* const states = stages + STAGES * STAGE;
-    float* const scalars = reinterpret_cast<float*>(states + STATES_KEPT * STATE_TILE);
+    X* const shared_scores = states + STATES_KEPT * STATE_TILE;
+    float* const scalars = reinterpret_cast<float*>(shared_scores + (SHARES_SCORES ? Q * SCORE_STRIDE : 0));
     float* const skips = scalars + 2 * SCALARS;
     int* const runs = reinterpret_cast<int*>(skips + PT);
 
@@ -248,30 +254,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         const unsigned x_tile = shared_address(stage) + columns_offset<X>(X_STRIDE);
         const unsigned B_tile = shared_address(stage + X_TILE);
         // Strips of more rows have more to do: they change warps from chunk to chunk.
-        const int own_strip = warp / COLUMN_WARPS, first_column = warp % COLUMN_WARPS * COLUMNS;
+        const int own_strip = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS, first_column = part * COLUMNS;
         const int strip = (index + blockIdx.x) & 1 ? STRIPS - 1 - own_strip : own_strip;
         const int first_row = strip * 16;
         float y[COLUMNS / 16][2][4];
-        Fragment<X> scores[STRIPS];
+        Fragment<X> scores[SHARES_SCORES ? 1 : STRIPS];
         if (!STATE_ONLY) {
 #pragma unroll
             for (int n = 0; n < COLUMNS / 16; ++n) clear(y[n]);
             const unsigned C_rows = B_tile + (N_TILE + first_row * N_STRIDE) * sizeof(X) + rows_offset<X>(N_STRIDE);
-            const unsigned B_rows = B_tile + rows_offset<X>(N_STRIDE);
+            const unsigned B_rows = B_tile + part * 16 * N_STRIDE * sizeof(X) + rows_offset<X>(N_STRIDE);
             const unsigned state_rows = shared_address(shown + first_column * N_STRIDE) + rows_offset<X>(N_STRIDE);
-            // C B^T of the first `tiles` tiles and C S^T. No branches within, and all loads first: they are waited for once.
+            // C B^T of `tiles` tiles and C S^T. No branches within, and all loads first: they are waited for once.
             const auto products = [&](auto tiles, auto with_state) {
                 constexpr int count = decltype(tiles)::value;
-                float sums[count][2][4];
+                float sums[count ? count : 1][2][4];
 #pragma unroll
-                for (int j = 0; j < count; ++j) clear(sums[j]);
+                for (int j = 0; j < (count ? count : 1); ++j) clear(sums[j]);
 #pragma unroll 2
                 for (int k = 0; k < NT / 16; ++k) {
-                    Fragment<X> b[count], s[COLUMNS / 16];
+                    Fragment<X> b[count ? count : 1], s[COLUMNS / 16];
                     const Fragment<X> c = load_rows<X, N_STRIDE>(C_rows + k * 16 * sizeof(X));
 #pragma unroll
                     for (int j = 0; j < count; ++j)
-                        b[j] = load_rows<X, N_STRIDE>(B_rows + (j * 16 * N_STRIDE + k * 16) * sizeof(X));
+                        b[j] = load_rows<X, N_STRIDE>(B_rows + (j * COLUMN_WARPS * 16 * N_STRIDE + k * 16) * sizeof(X));
                     if (decltype(with_state)::value) {
 #pragma unroll
                         for (int n = 0; n < COLUMNS / 16; ++n)
@@ -306,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                 for (int j = 0; j < count; ++j) {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
-                        const int first = j * 16 + half * 8 + 2 * t;
+                        const int first = (part + j * COLUMN_WARPS) * 16 + half * 8 + 2 * t;
                         const Pack<float, 4> two = load_pack<float, 4>(sizes + 2 * first);  // cs, d of two steps
 #pragma unroll
                         for (int i = 0; i < 4; ++i) {
@@ -318,15 +324,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                             sums[j][half][i] = reaches ? sums[j][half][i] * by : 0.0f;
                         }
                     }
-                    scores[j] = rounded<X>(sums[j]);
+                    if (!SHARES_SCORES) scores[SHARES_SCORES ? 0 : j] = rounded<X>(sums[j]);
+                }
+                if (SHARES_SCORES) {
+#pragma unroll
+                    for (int j = 0; j < (count ? count : 1); ++j) {
+                        const int tile = part + j * COLUMN_WARPS;
+                        if (tile >= STRIPS) break;
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+#pragma unroll
+                            for (int row = 0; row < 2; ++row) {
+                                Pack<X, 2> pack;
+                                const float two[2] = {sums[j][half][2 * row], sums[j][half][2 * row + 1]};
+                                from_floats(pack, two);
+                                store_pack<X, 2>(
+                                    shared_scores + (first_row + row * 8 + g) * SCORE_STRIDE + tile * 16 + half * 8 + 2 * t, pack);
+                            }
+                    }
                 }
             };
-            if (!entered)
-                products(Constant<STRIPS>(), Constant<0>());
+            if (OWN_TILES == 1 && part > strip)  // its tile is above the diagonal
+                entered ? products(Constant<0>(), Constant<1>()) : products(Constant<0>(), Constant<0>());
+            else if (!entered)
+                products(Constant<OWN_TILES>(), Constant<0>());
             else if (strip < HALF)
-                products(Constant<HALF>(), Constant<1>());
+                products(Constant<SHORT_TILES>(), Constant<1>());
             else
-                products(Constant<STRIPS>(), Constant<1>());
+                products(Constant<OWN_TILES>(), Constant<1>());
+            if (SHARES_SCORES) barrier_of<COLUMN_WARPS * 32>(1 + own_strip);
         }
 
         Pack<X, 4> gate[COLUMNS / 16][2];
@@ -344,6 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
 
         // --- Y and S, both over the chunk's steps. Strips of the first half have no scores for steps of the second.
         const unsigned B_columns = B_tile + columns_offset<X>(N_STRIDE) + state_n * sizeof(X);
+        const unsigned score_rows = shared_address(shared_scores + first_row * SCORE_STRIDE) + rows_offset<X>(SCORE_STRIDE);
         const auto accumulate = [&](auto strips, auto with_state) {
             constexpr bool keep = decltype(with_state)::value;
             if (keep) {
@@ -374,9 +401,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                         own[n] = load_columns<X, X_STRIDE>(x_rows + (first_column + n * 16) * sizeof(X));
                 }
                 if (scored) {
+                    if (SHARES_SCORES) scores[0] = load_rows<X, SCORE_STRIDE>(score_rows + k * 16 * sizeof(X));
 #pragma unroll
                     for (int n = 0; n < COLUMNS / 16; ++n)
-                        multiply_add<TF32>(y[n], scores[k], SHARE_X ? left[n < STATE_P / 16 ? n : 0] : own[n]);
+                        multiply_add<TF32>(
+                            y[n], scores[SHARES_SCORES ? 0 : k], SHARE_X ? left[n < STATE_P / 16 ? n : 0] : own[n]);
                 }
                 if (keep) {
                     const Pack<float, 2> low = load_pack<float, 2>(leaving + k * 16 + 2 * t);
