@@ -33,14 +33,19 @@ extern "C" __global__ void mma_product(const MmaProductParameters p) {
                                         : load_rows<X, STRIDE>(shared_address(b) + rows);
     float sums[2][4] = {}, scaled[2][4] = {}, again[2][4] = {};
     multiply_add<TF32>(sums, left, right);
+    // The same operand loaded as a right one: the same sums.
+    const Right<X> straight = B_COLUMNS ? load_right_columns<X, STRIDE>(shared_address(b) + right_columns_offset<X>(STRIDE))
+                                        : load_right_rows<X, STRIDE>(shared_address(b) + right_rows_offset<X>(STRIDE));
+    float same[2][4] = {};
+    multiply_add<TF32>(same, left, straight);
     multiply_add<TF32>(again, rounded<X>(sums), right);
     const Float2 low = {p.by[2 * t], p.by[2 * t + 1]}, high = {p.by[2 * t + 8], p.by[2 * t + 9]};
-    multiply_add<TF32>(scaled, scaled_along_rows(left, low, high), right);
+    multiply_add<TF32>(scaled, left, scaled_along_rows(straight, low, high));
     for (int half = 0; half < 2; ++half)
         for (int i = 0; i < 4; ++i) {
             const int at = (g + i / 2 * 8) * 16 + half * 8 + 2 * t + i % 2;
             p.product[at] = sums[half][i];
-            p.scaled[at] = scaled[half][i];
+            p.scaled[at] = same[half][i] == sums[half][i] ? scaled[half][i] : -1.0e30f;
             p.again[at] = from_float<X>(again[half][i]);
         }
 }

@@ -54,17 +54,18 @@ class ForwardShape(NamedTuple):
     states: int
     warps: int
     stages: int
+    state_buffers: int
     min_blocks: int
 
     def shared_bytes(self, size: int, sequences: bool, state_only: bool) -> int:
         """Return the shared memory of a block."""
         row, wide = _padded(self.columns, size), _padded(self.states, size)
-        stage = self.steps * (row + (1 if state_only else 2) * wide)
-        kept = 0 if state_only else self.stages * self.columns * wide
-        shares = not state_only and self.warps > self.steps // 16
-        kept += self.steps * _padded(self.steps, size) if shares else 0
+        elements = self.stages * self.steps * (row + wide)
+        if not state_only:
+            elements += (self.steps + self.state_buffers * self.columns) * wide
+            elements += self.steps * _padded(self.steps, size) if self.warps > self.steps // 16 else 0
         scalars = 2 * (4 * self.steps + 4) + self.columns + (2 * self.steps if sequences else 0)
-        return size * (self.stages * stage + kept) + 4 * scalars
+        return size * elements + 4 * scalars
 
 
 def refusal(operator: Operator, call: Any) -> str | None:
@@ -268,16 +269,16 @@ def forward_shape(
 def _shapes(headdim: int, dstate: int, size: int, limit: int) -> list[ForwardShape]:
     """Return the shapes that fit into `limit` bytes of shared memory, best first."""
     states = max(16, 1 << (dstate - 1).bit_length())
-    least = max(1, 64 // states) * 16  # columns that give every one of four warps a tile of the state
     found = []
-    for steps, columns, warps, stages in (
-        (64, 64, 4, 2), (64, 32, 4, 2), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (32, 64, 4, 1), (16, 32, 2, 1),
+    for steps, columns, warps, stages, buffers in (
+        (64, 64, 8, 2, 1), (64, 32, 4, 2, 1), (64, 64, 4, 1, 1), (64, 32, 4, 1, 1), (32, 32, 4, 1, 1), (32, 64, 4, 1, 1),
+        (16, 32, 2, 1, 1),
     ):  # fmt: skip
-        if (columns * states > 8192 and warps == 4) or columns < least:
+        if (columns * states > 8192 and warps >= 4) or columns * states < warps * 256:
             continue
-        if columns > 32 and headdim <= 32 and least <= 32:
+        if columns > 32 and headdim <= 32 and 32 * states >= warps * 256:
             continue
-        shape = ForwardShape(steps, columns, states, warps, stages, 2 if size == 2 else 1)
+        shape = ForwardShape(steps, columns, states, warps, stages, buffers, 2 if size == 2 else 1)
         if shape.shared_bytes(size, True, False) <= limit:
             found.append(shape)
     return found
@@ -315,7 +316,7 @@ def forward_variant(
     """Return the kernel of these macros."""
     return Variant.of(
         f"{FORWARD}.cu", FORWARD, X=name, Q=shape.steps, PT=shape.columns, NT=shape.states, WARPS=shape.warps,
-        STAGES=shape.stages, MIN_BLOCKS=shape.min_blocks, TF32=tf32, GATED=gated and not state_only, SEQUENCES=sequences,
+        STAGES=shape.stages, STATE_BUFFERS=shape.state_buffers, MIN_BLOCKS=shape.min_blocks, TF32=tf32, GATED=gated and not state_only, SEQUENCES=sequences,
         STATE_ONLY=state_only, PACKED=packed,
     )  # fmt: skip
 

@@ -49,6 +49,17 @@ struct Fragment {
     typename PairOf<X>::type at[4];
 };
 
+// The same matrix for the right operand: the instruction wants the two pairs of a row side by side, so at[1] and at[2] trade
+// places. A Fragment serves as right operand too, at the price of two moves a product.
+template <class X>
+struct Right {
+    typename PairOf<X>::type at[4];
+};
+template <class X>
+__device__ __forceinline__ Right<X> as_right(const Fragment<X>& f) {
+    return {{f.at[0], f.at[2], f.at[1], f.at[3]}};
+}
+
 // Elements from row to row of a tile in shared memory with `columns` (a multiple of 16) columns: no bank conflicts.
 template <class X>
 constexpr int padded_stride(int columns) {
@@ -112,6 +123,17 @@ __device__ __forceinline__ Fragment<X> scaled_along_rows(const Fragment<X>& f, F
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const Float2 pair = pair_to_floats((const X*)0, f.at[i]), by = i < 2 ? by_low : by_high;
+        result.at[i] = pair_of<X>(pair.x * by.x, pair.y * by.y);
+    }
+    return result;
+}
+
+template <class X>
+__device__ __forceinline__ Right<X> scaled_along_rows(const Right<X>& f, Float2 by_low, Float2 by_high) {
+    Right<X> result;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Float2 pair = pair_to_floats((const X*)0, f.at[i]), by = i % 2 ? by_high : by_low;
         result.at[i] = pair_of<X>(pair.x * by.x, pair.y * by.y);
     }
     return result;
@@ -208,6 +230,17 @@ __device__ __forceinline__ unsigned columns_offset(int stride) {
     return (lane % 4 * 2 * stride + lane / 4) * 4;
 }
 
+template <class X>
+__device__ __forceinline__ unsigned right_rows_offset(int stride) {
+    const int lane = threadIdx.x % 32;
+    return sizeof(X) == 2 ? ((lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8) * 2 : rows_offset<X>(stride);
+}
+template <class X>
+__device__ __forceinline__ unsigned right_columns_offset(int stride) {
+    const int lane = threadIdx.x % 32;
+    return sizeof(X) == 2 ? (lane % 16 * stride + lane / 16 * 8) * 2 : columns_offset<X>(stride);
+}
+
 // The eight rows of four 8 x 8 matrices of 16-bit elements: lane i names row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
 #if !defined(ANYMAMBA_EMULATED) && __CUDA_ARCH__ >= 750
@@ -240,38 +273,51 @@ __device__ __forceinline__ void load_transposed_matrices(unsigned (&to)[4], unsi
 
 template <class X, int stride>
 struct Loading {
-    static __device__ __forceinline__ void rows(Fragment<X>& f, unsigned address) { load_matrices(f.at, address); }
-    static __device__ __forceinline__ void columns(Fragment<X>& f, unsigned address) {
-        load_transposed_matrices(f.at, address);
+    static __device__ __forceinline__ void rows(unsigned (&to)[4], unsigned address) { load_matrices(to, address); }
+    static __device__ __forceinline__ void columns(unsigned (&to)[4], unsigned address) {
+        load_transposed_matrices(to, address);
     }
+    static constexpr bool in_order = true;  // that of the addresses
 };
 template <int stride>
 struct Loading<float, stride> {
-    static __device__ __forceinline__ void rows(Fragment<float>& f, unsigned address) {
+    static __device__ __forceinline__ void rows(Float2 (&to)[4], unsigned address) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) f.at[i] = shared_load<Float2>(address + (i % 2 * 8 * stride + i / 2 * 8) * 4);
+        for (int i = 0; i < 4; ++i) to[i] = shared_load<Float2>(address + (i % 2 * 8 * stride + i / 2 * 8) * 4);
     }
-    static __device__ __forceinline__ void columns(Fragment<float>& f, unsigned address) {
+    static __device__ __forceinline__ void columns(Float2 (&to)[4], unsigned address) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const unsigned here = address + (i / 2 * 8 * stride + i % 2 * 8) * 4;
-            f.at[i].x = shared_load<float>(here);
-            f.at[i].y = shared_load<float>(here + stride * 4);
+            to[i].x = shared_load<float>(here);
+            to[i].y = shared_load<float>(here + stride * 4);
         }
     }
+    static constexpr bool in_order = false;
 };
 
 template <class X, int stride>
 __device__ __forceinline__ Fragment<X> load_rows(unsigned address) {
     Fragment<X> f;
-    Loading<X, stride>::rows(f, address);
+    Loading<X, stride>::rows(f.at, address);
     return f;
 }
 template <class X, int stride>
 __device__ __forceinline__ Fragment<X> load_columns(unsigned address) {
     Fragment<X> f;
-    Loading<X, stride>::columns(f, address);
+    Loading<X, stride>::columns(f.at, address);
     return f;
+}
+
+template <class X, int stride>
+__device__ __forceinline__ Right<X> load_right_rows(unsigned address) {
+    Fragment<X> f = load_rows<X, stride>(address);
+    return Loading<X, stride>::in_order ? Right<X>{{f.at[0], f.at[1], f.at[2], f.at[3]}} : as_right(f);
+}
+template <class X, int stride>
+__device__ __forceinline__ Right<X> load_right_columns(unsigned address) {
+    Fragment<X> f = load_columns<X, stride>(address);
+    return Loading<X, stride>::in_order ? Right<X>{{f.at[0], f.at[1], f.at[2], f.at[3]}} : as_right(f);
 }
 
 // --- multiplying
@@ -290,7 +336,7 @@ __device__ __forceinline__ float tf32_of(float x) {
 #ifdef ANYMAMBA_EMULATED
 // All lanes leave their fragments, one exchange, then each computes its own sums.
 template <class X>
-__device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragment<X>& a, const Fragment<X>& b) {
+__device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragment<X>& a, const Right<X>& b) {
     float own[16];
     for (int i = 0; i < 4; ++i) {
         const Float2 left = pair_to_floats((const X*)0, a.at[i]), right = pair_to_floats((const X*)0, b.at[i]);
@@ -307,7 +353,7 @@ __device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragmen
             float sum = sums[half][i];
             for (int k = 0; k < 16; ++k) {
                 const int at = 2 * (k / 8 * 2) + k % 2, from = k % 8 / 2;
-                sum = fmaf(lanes[g * 4 + from][at + 2 * row], lanes[column * 4 + from][8 + at + 2 * half], sum);
+                sum = fmaf(lanes[g * 4 + from][at + 2 * row], lanes[column * 4 + from][8 + 2 * (2 * half + k / 8) + k % 2], sum);
             }
             sums[half][i] = sum;
         }
@@ -315,7 +361,7 @@ __device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragmen
 #else
 // Right on every card: operands travel by shuffles. Not unrolled: a kernel has dozens of these.
 template <class X>
-__device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const Fragment<X>& a, const Fragment<X>& b) {
+__device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const Fragment<X>& a, const Right<X>& b) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll 1
     for (int from = 0; from < 4; ++from) {
@@ -330,7 +376,7 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const 
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const Float2 own = pair_to_floats((const X*)0, b.at[2 * k + half]);
+                const Float2 own = pair_to_floats((const X*)0, b.at[2 * half + k]);
 #pragma unroll
                 for (int column = 0; column < 2; ++column) {
                     const float x = __shfl_sync(ALL_LANES, own.x, (2 * t + column) * 4 + from);
@@ -347,31 +393,31 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const 
 }
 
 template <class X>
-__device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragment<X>& a, const Fragment<X>& b) {
+__device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragment<X>& a, const Right<X>& b) {
     multiply_by_shuffles(sums, a, b);
 }
 #if __CUDA_ARCH__ >= 800
 template <>
 __device__ __forceinline__ void multiply_once<bf16>(
-    float (&sums)[2][4], const Fragment<bf16>& a, const Fragment<bf16>& b) {
+    float (&sums)[2][4], const Fragment<bf16>& a, const Right<bf16>& b) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(sums[half][0]), "+f"(sums[half][1]), "+f"(sums[half][2]), "+f"(sums[half][3])
-            : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b.at[half]), "r"(b.at[half + 2]));
+            : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b.at[2 * half]), "r"(b.at[2 * half + 1]));
 }
 template <>
-__device__ __forceinline__ void multiply_once<f16>(float (&sums)[2][4], const Fragment<f16>& a, const Fragment<f16>& b) {
+__device__ __forceinline__ void multiply_once<f16>(float (&sums)[2][4], const Fragment<f16>& a, const Right<f16>& b) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(sums[half][0]), "+f"(sums[half][1]), "+f"(sums[half][2]), "+f"(sums[half][3])
-            : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b.at[half]), "r"(b.at[half + 2]));
+            : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b.at[2 * half]), "r"(b.at[2 * half + 1]));
 }
 // k = 2t stands for slot t of the instruction and 2t + 1 for slot t + 4: the order of k does not matter as long as both agree.
 template <>
 __device__ __forceinline__ void multiply_once<float>(
-    float (&sums)[2][4], const Fragment<float>& a, const Fragment<float>& b) {
+    float (&sums)[2][4], const Fragment<float>& a, const Right<float>& b) {
 #pragma unroll
     for (int k = 0; k < 4; k += 2)
 #pragma unroll
@@ -379,25 +425,26 @@ __device__ __forceinline__ void multiply_once<float>(
             asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                 : "+f"(sums[half][0]), "+f"(sums[half][1]), "+f"(sums[half][2]), "+f"(sums[half][3])
                 : "r"(__float_as_uint(a.at[k].x)), "r"(__float_as_uint(a.at[k + 1].x)), "r"(__float_as_uint(a.at[k].y)),
-                  "r"(__float_as_uint(a.at[k + 1].y)), "r"(__float_as_uint(b.at[k + half].x)),
-                  "r"(__float_as_uint(b.at[k + half].y)));
+                  "r"(__float_as_uint(a.at[k + 1].y)), "r"(__float_as_uint(b.at[2 * half + k / 2].x)),
+                  "r"(__float_as_uint(b.at[2 * half + k / 2].y)));
 }
 #elif __CUDA_ARCH__ >= 750
 template <>
-__device__ __forceinline__ void multiply_once<f16>(float (&sums)[2][4], const Fragment<f16>& a, const Fragment<f16>& b) {
+__device__ __forceinline__ void multiply_once<f16>(float (&sums)[2][4], const Fragment<f16>& a, const Right<f16>& b) {
 #pragma unroll
     for (int k = 0; k < 4; k += 2)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                 : "+f"(sums[half][0]), "+f"(sums[half][1]), "+f"(sums[half][2]), "+f"(sums[half][3])
-                : "r"(a.at[k]), "r"(a.at[k + 1]), "r"(b.at[k + half]));
+                : "r"(a.at[k]), "r"(a.at[k + 1]), "r"(b.at[2 * half + k / 2]));
 }
 #endif
 #endif
 
 // A fragment as its tf32 part and what is left of it. Only for f32.
-__device__ __forceinline__ void split(const Fragment<float>& f, Fragment<float>& high, Fragment<float>& low) {
+template <class Operand>
+__device__ __forceinline__ void split(const Operand& f, Operand& high, Operand& low) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         high.at[i] = {tf32_of(f.at[i].x), tf32_of(f.at[i].y)};
@@ -407,14 +454,15 @@ __device__ __forceinline__ void split(const Fragment<float>& f, Fragment<float>&
 
 // S += A * B^T. `once` matters for f32 alone: one product in tf32, or three.
 template <bool once, class X>
-__device__ __forceinline__ void multiply_add(float (&sums)[2][4], const Fragment<X>& a, const Fragment<X>& b) {
+__device__ __forceinline__ void multiply_add(float (&sums)[2][4], const Fragment<X>& a, const Right<X>& b) {
     multiply_once(sums, a, b);
 }
 #if defined(ANYMAMBA_EMULATED) || __CUDA_ARCH__ >= 800
 template <bool once>
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[2][4], const Fragment<float>& a, const Fragment<float>& b) {
-    Fragment<float> a_high, a_low, b_high, b_low;
+    float (&sums)[2][4], const Fragment<float>& a, const Right<float>& b) {
+    Fragment<float> a_high, a_low;
+    Right<float> b_high, b_low;
     split(a, a_high, a_low);
     split(b, b_high, b_low);
     if (!once) {
@@ -424,3 +472,7 @@ __device__ __forceinline__ void multiply_add(
     multiply_once(sums, a_high, b_high);
 }
 #endif
+template <bool once, class X>
+__device__ __forceinline__ void multiply_add(float (&sums)[2][4], const Fragment<X>& a, const Fragment<X>& b) {
+    multiply_add<once>(sums, a, as_right(b));
+}

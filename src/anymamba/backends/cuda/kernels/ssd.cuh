@@ -126,13 +126,15 @@ __device__ __forceinline__ void place_scalars(
     }
 }
 
-// Rows from .. from + length - 1 of a matrix into a tile of width columns; rows from `to` on and columns from `columns` on are zeros.
+// Rows from .. from + length - 1 of a matrix into a tile of `width` columns; rows from `to` on and columns from `columns` on are
+// zeros. Done by `threads` threads, of which this is number `thread`.
 template <int length, int width, int stride, int threads, bool packed>
-__device__ __forceinline__ void fetch_tile(X* tile, const X* matrix, i64 row_stride, i64 column_stride, int from, int to, int columns) {
+__device__ __forceinline__ void fetch_tile(
+    int thread, X* tile, const X* matrix, i64 row_stride, i64 column_stride, int from, int to, int columns) {
     if (packed) {
         constexpr int vector = 16 / sizeof(X), row_vectors = width / vector, rows_at_once = threads / row_vectors;
         static_assert(threads % row_vectors == 0, "whole rows at once");
-        const int first = threadIdx.x / row_vectors, column = threadIdx.x % row_vectors * vector;
+        const int first = thread / row_vectors, column = thread % row_vectors * vector;
         const int rows = column < columns ? min(to - from, length) : 0;
         const unsigned address = shared_address(tile) + (first * stride + column) * sizeof(X);
         const X* source = matrix + (from + first) * row_stride + column;  // one address that moves on: many would fill registers
@@ -141,11 +143,11 @@ __device__ __forceinline__ void fetch_tile(X* tile, const X* matrix, i64 row_str
         for (int row = 0; row < length; row += rows_at_once) {
             if (rows_at_once > length && first >= length) break;
             const bool valid = row + first < rows;
-            copy_async_16(address + row * stride * sizeof(X), valid ? source : matrix, valid);
+            copy_async_16(address + row * stride * sizeof(X), source, valid);
             source += on;
         }
     } else {
-        for (int number = threadIdx.x; number < length * width; number += threads) {
+        for (int number = thread; number < length * width; number += threads) {
             const int row = number / width, column = number % width;
             X value = from_float<X>(0.0f);
             if (from + row < to && column < columns) value = matrix[(from + row) * row_stride + column * column_stride];

@@ -14,7 +14,7 @@
 //
 // Thread mapping: WARPS warps. For Y: Q/16 strips of rows x COLUMN_WARPS parts of the PT columns. For S: STATE_N_WARPS parts of
 // the states x STATE_P_WARPS parts of the PT columns. Tiles of x (Q x PT), B and C (Q x NT) arrive by cp.async, a chunk ahead
-// when STAGES is 2; then there is one barrier a chunk. One warp at a time works out d and cs of the next chunk.
+// when STAGES is 2. The state is shown to the others in STATE_BUFFERS buffers; when both are 2, there is one barrier a chunk. One warp at a time works out d and cs of the next chunk.
 //
 // Sequences: where seq_idx changes, decays across the change are 0. Where cu_seqlens ends a sequence the chunk ends too, so the
 // state after the chunk is the state to return. Few heads: time is cut into segments; STATE_ONLY first finds what each adds to
@@ -24,7 +24,7 @@
 // state tile: 2*NT*PT (C S^T) + 2*NT*PT (S) + Q*NT (C B^T, half of it) + Q*PT. Floors on an H200, bf16, H32 P64 N128, batch 4,
 // L 8192: 0.066 ms for the bytes, 0.06 for 47 GFLOP at 790 TFLOP/s (mma.sync reaches about 0.6 of that).
 //
-// Macros: X; Q, PT, NT (>= dstate, a power of two), WARPS, STAGES, MIN_BLOCKS; TF32 (f32: one product instead of three); GATED,
+// Macros: X; Q, PT, NT (>= dstate, a power of two), WARPS, STAGES, STATE_BUFFERS, MIN_BLOCKS; TF32 (f32: one product instead of three); GATED,
 // SEQUENCES, STATE_ONLY, PACKED (x, B, C, z: rows contiguous and aligned to 16 bytes, sizes whole vectors).
 #include "ssd.cuh"
 
@@ -36,14 +36,13 @@
 #define STATE_P_WARPS (WARPS / STATE_N_WARPS)
 #define STATE_N (NT / STATE_N_WARPS)  // of S, a warp
 #define STATE_P (PT / STATE_P_WARPS)
-#define SHARE_X (COLUMN_WARPS == 1 && STATE_P_WARPS == 1)
 #define X_STRIDE padded_stride<X>(PT)
 #define N_STRIDE padded_stride<X>(NT)
 #define X_TILE (Q * X_STRIDE)
 #define N_TILE (Q * N_STRIDE)
-#define STAGE (X_TILE + (STATE_ONLY ? 1 : 2) * N_TILE)
+#define STAGE (X_TILE + N_TILE)  // x and B; of C there is one tile, every strip of it renewed as soon as it has been read
 #define STATE_TILE (PT * N_STRIDE)
-#define STATES_KEPT (STATE_ONLY ? 0 : STAGES)
+#define STATES_KEPT (STATE_ONLY ? 0 : STATE_BUFFERS)
 #define SCALARS (4 * Q + 4)  // floats of a chunk: (cs, d) a step; what is left of cs (f32); what reaches the end, of the whole chunk last
 #define RUNS (SEQUENCES ? Q : 0)
 
@@ -90,7 +89,8 @@ struct SsdForwardParameters {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(const SsdForwardParameters p) {
     DYNAMIC_SHARED(shared_memory);
     X* const stages = reinterpret_cast<X*>(shared_memory);
-    X* const states = stages + STAGES * STAGE;
+    X* const C_tile = stages + STAGES * STAGE;
+    X* const states = C_tile + (STATE_ONLY ? 0 : N_TILE);
     X* const shared_scores = states + STATES_KEPT * STATE_TILE;
     float* const scalars = reinterpret_cast<float*>(shared_scores + (SHARES_SCORES ? Q * SCORE_STRIDE : 0));
     float* const skips = scalars + 2 * SCALARS;
@@ -190,11 +190,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         return to;
     };
     const auto fetch = [&](X* stage, int from, int to) {
-        fetch_tile<Q, PT, X_STRIDE, THREADS, PACKED>(stage, x, p.x_stride[1], p.x_stride[3], from, to, columns);
-        fetch_tile<Q, NT, N_STRIDE, THREADS, PACKED>(stage + X_TILE, B, p.B_stride[1], p.B_stride[3], from, to, p.dstate);
-        if (!STATE_ONLY)
-            fetch_tile<Q, NT, N_STRIDE, THREADS, PACKED>(
-                stage + X_TILE + N_TILE, C, p.C_stride[1], p.C_stride[3], from, to, p.dstate);
+        const int thread = threadIdx.x;
+        fetch_tile<Q, PT, X_STRIDE, THREADS, PACKED>(thread, stage, x, p.x_stride[1], p.x_stride[3], from, to, columns);
+        fetch_tile<Q, NT, N_STRIDE, THREADS, PACKED>(
+            thread, stage + X_TILE, B, p.B_stride[1], p.B_stride[3], from, to, p.dstate);
+        commit_copies();
+    };
+    const auto fetch_strip = [&](int thread, int row, int from, int to) {  // of C
+        fetch_tile<16, NT, N_STRIDE, COLUMN_WARPS * 32, PACKED>(
+            thread, C_tile + row * N_STRIDE, C, p.C_stride[1], p.C_stride[3], from + row, to, p.dstate);
         commit_copies();
     };
     const auto load_runs = [&](int from, int to, int (&changes)[(Q + 31) / 32]) {
@@ -220,6 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
     int stop = begin < end ? cut(begin) : begin;
     if (begin < end) {
         fetch(stages, begin, stop);
+        if (!STATE_ONLY) fetch_strip(threadIdx.x % (COLUMN_WARPS * 32), warp / COLUMN_WARPS * 16, begin, stop);
         if (warp == 0) {
             steps.load<Q>(begin, stop, raw);
             load_runs(begin, stop, changes);
@@ -239,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         wait_copies<0>();
         __syncthreads();
         X* const stage = stages + (STAGES == 2 ? parity : 0) * STAGE;
-        X* const shown = states + (STAGES == 2 ? parity : 0) * STATE_TILE;
+        X* const shown = states + (STATE_BUFFERS == 2 ? parity : 0) * STATE_TILE;
         const float* const sizes = scalars + parity * SCALARS;
         const float* const rest = sizes + 2 * Q;
         const float* const leaving = sizes + 3 * Q;
@@ -251,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
             load_runs(stop, next_stop, changes);
         }
 
-        const unsigned x_tile = shared_address(stage) + columns_offset<X>(X_STRIDE);
+        const unsigned x_tile = shared_address(stage);
         const unsigned B_tile = shared_address(stage + X_TILE);
         // Strips of more rows have more to do: they change warps from chunk to chunk.
         const int own_strip = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS, first_column = part * COLUMNS;
@@ -262,9 +267,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         if (!STATE_ONLY) {
 #pragma unroll
             for (int n = 0; n < COLUMNS / 16; ++n) clear(y[n]);
-            const unsigned C_rows = B_tile + (N_TILE + first_row * N_STRIDE) * sizeof(X) + rows_offset<X>(N_STRIDE);
-            const unsigned B_rows = B_tile + part * 16 * N_STRIDE * sizeof(X) + rows_offset<X>(N_STRIDE);
-            const unsigned state_rows = shared_address(shown + first_column * N_STRIDE) + rows_offset<X>(N_STRIDE);
+            const unsigned C_rows = shared_address(C_tile + first_row * N_STRIDE) + rows_offset<X>(N_STRIDE);
+            const unsigned B_rows = B_tile + part * 16 * N_STRIDE * sizeof(X) + right_rows_offset<X>(N_STRIDE);
+            const unsigned state_rows = shared_address(shown + first_column * N_STRIDE) + right_rows_offset<X>(N_STRIDE);
             // C B^T of `tiles` tiles and C S^T. No branches within, and all loads first: they are waited for once.
             const auto products = [&](auto tiles, auto with_state) {
                 constexpr int count = decltype(tiles)::value;
@@ -273,15 +278,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                 for (int j = 0; j < (count ? count : 1); ++j) clear(sums[j]);
 #pragma unroll 2
                 for (int k = 0; k < NT / 16; ++k) {
-                    Fragment<X> b[count ? count : 1], s[COLUMNS / 16];
+                    Right<X> b[count ? count : 1], s[COLUMNS / 16];
                     const Fragment<X> c = load_rows<X, N_STRIDE>(C_rows + k * 16 * sizeof(X));
 #pragma unroll
                     for (int j = 0; j < count; ++j)
-                        b[j] = load_rows<X, N_STRIDE>(B_rows + (j * COLUMN_WARPS * 16 * N_STRIDE + k * 16) * sizeof(X));
+                        b[j] = load_right_rows<X, N_STRIDE>(B_rows + (j * COLUMN_WARPS * 16 * N_STRIDE + k * 16) * sizeof(X));
                     if (decltype(with_state)::value) {
 #pragma unroll
                         for (int n = 0; n < COLUMNS / 16; ++n)
-                            s[n] = load_rows<X, N_STRIDE>(state_rows + (n * 16 * N_STRIDE + k * 16) * sizeof(X));
+                            s[n] = load_right_rows<X, N_STRIDE>(state_rows + (n * 16 * N_STRIDE + k * 16) * sizeof(X));
                     }
 #pragma unroll
                     for (int j = 0; j < count; ++j) multiply_add<TF32>(sums[j], c, b[j]);
@@ -352,7 +357,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                 products(Constant<SHORT_TILES>(), Constant<1>());
             else
                 products(Constant<OWN_TILES>(), Constant<1>());
-            if (SHARES_SCORES) barrier_of<COLUMN_WARPS * 32>(1 + own_strip);
+            if (SHARES_SCORES)
+                barrier_of<COLUMN_WARPS * 32>(1 + own_strip);
+            else
+                __syncwarp();
+            if (more) fetch_strip(threadIdx.x % (COLUMN_WARPS * 32), first_row, stop, next_stop);
         }
 
         Pack<X, 4> gate[COLUMNS / 16][2];
@@ -369,7 +378,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         }
 
         // --- Y and S, both over the chunk's steps. Strips of the first half have no scores for steps of the second.
-        const unsigned B_columns = B_tile + columns_offset<X>(N_STRIDE) + state_n * sizeof(X);
+        const unsigned B_columns = B_tile + right_columns_offset<X>(N_STRIDE) + state_n * sizeof(X);
+        const unsigned own_x = x_tile + right_columns_offset<X>(X_STRIDE) + first_column * sizeof(X);
+        const unsigned state_x = x_tile + columns_offset<X>(X_STRIDE) + state_p * sizeof(X);
         const unsigned score_rows = shared_address(shared_scores + first_row * SCORE_STRIDE) + rows_offset<X>(SCORE_STRIDE);
         const auto accumulate = [&](auto strips, auto with_state) {
             constexpr bool keep = decltype(with_state)::value;
@@ -383,36 +394,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
 #pragma unroll
             for (int k = 0; k < STRIPS; ++k) {
                 const bool scored = !STATE_ONLY && k < decltype(strips)::value;
-                const unsigned x_rows = x_tile + k * 16 * X_STRIDE * sizeof(X);
-                Fragment<X> left[STATE_P / 16], right[STATE_N / 16], own[COLUMNS / 16];
-                if (keep || (SHARE_X && scored)) {
-#pragma unroll
-                    for (int i = 0; i < STATE_P / 16; ++i)
-                        left[i] = load_columns<X, X_STRIDE>(x_rows + (state_p + i * 16) * sizeof(X));
-                }
-                if (keep) {
-#pragma unroll
-                    for (int j = 0; j < STATE_N / 16; ++j)
-                        right[j] = load_columns<X, N_STRIDE>(B_columns + (k * 16 * N_STRIDE + j * 16) * sizeof(X));
-                }
-                if (!SHARE_X && scored) {
-#pragma unroll
-                    for (int n = 0; n < COLUMNS / 16; ++n)
-                        own[n] = load_columns<X, X_STRIDE>(x_rows + (first_column + n * 16) * sizeof(X));
-                }
+                Fragment<X> left[STATE_P / 16];
+                Right<X> right[STATE_N / 16], own[COLUMNS / 16];
                 if (scored) {
                     if (SHARES_SCORES) scores[0] = load_rows<X, SCORE_STRIDE>(score_rows + k * 16 * sizeof(X));
 #pragma unroll
                     for (int n = 0; n < COLUMNS / 16; ++n)
-                        multiply_add<TF32>(
-                            y[n], scores[SHARES_SCORES ? 0 : k], SHARE_X ? left[n < STATE_P / 16 ? n : 0] : own[n]);
+                        own[n] = load_right_columns<X, X_STRIDE>(own_x + (k * 16 * X_STRIDE + n * 16) * sizeof(X));
+                }
+                if (keep) {
+#pragma unroll
+                    for (int j = 0; j < STATE_N / 16; ++j)
+                        right[j] = load_right_columns<X, N_STRIDE>(B_columns + (k * 16 * N_STRIDE + j * 16) * sizeof(X));
+#pragma unroll
+                    for (int i = 0; i < STATE_P / 16; ++i)
+                        left[i] = load_columns<X, X_STRIDE>(state_x + (k * 16 * X_STRIDE + i * 16) * sizeof(X));
+                }
+                if (scored) {
+#pragma unroll
+                    for (int n = 0; n < COLUMNS / 16; ++n) multiply_add<TF32>(y[n], scores[SHARES_SCORES ? 0 : k], own[n]);
                 }
                 if (keep) {
                     const Pack<float, 2> low = load_pack<float, 2>(leaving + k * 16 + 2 * t);
                     const Pack<float, 2> high = load_pack<float, 2>(leaving + k * 16 + 2 * t + 8);
 #pragma unroll
                     for (int j = 0; j < STATE_N / 16; ++j) {
-                        const Fragment<X> scaled =
+                        const Right<X> scaled =
                             scaled_along_rows(right[j], Float2{low.at[0], low.at[1]}, Float2{high.at[0], high.at[1]});
 #pragma unroll
                         for (int i = 0; i < STATE_P / 16; ++i) multiply_add<TF32>(state[i][j], left[i], scaled);
@@ -431,20 +438,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         // --- out: lanes of a quad trade halves, so that each has four neighbouring columns
         if (!STATE_ONLY) {
             const bool odd = t & 1;
+            // One address a chunk; the compiler would find each anew.
+            X* to = out + (i64)(start + first_row + g) * out_stride + lane_column;
+            const X* own_rows = stage + (first_row + g) * X_STRIDE + lane_column;
 #pragma unroll
-            for (int n = 0; n < COLUMNS / 16; ++n)
+            for (int row = 0; row < 2; ++row) {
+                const int exist = start + first_row + row * 8 + g < stop ? columns - lane_column : 0;
 #pragma unroll
-                for (int row = 0; row < 2; ++row) {
+                for (int n = 0; n < COLUMNS / 16; ++n) {
                     const float* const low = y[n][0] + 2 * row;
                     const float* const high = y[n][1] + 2 * row;
                     const float got[2] = {
                         __shfl_xor_sync(ALL_LANES, odd ? low[0] : high[0], 1), __shfl_xor_sync(ALL_LANES, odd ? low[1] : high[1], 1)};
                     float four[4] = {odd ? got[0] : low[0], odd ? got[1] : low[1], odd ? high[0] : got[0], odd ? high[1] : got[1]};
-                    const int in_chunk = first_row + row * 8 + g, column = lane_column + n * 16;
                     if (p.D) {
                         float own[4];
-                        to_floats(own, load_pack<X, 4>(stage + in_chunk * X_STRIDE + column));
-                        const Pack<float, 4> skip = load_pack<float, 4>(skips + column);
+                        to_floats(own, load_pack<X, 4>(own_rows + row * 8 * X_STRIDE + n * 16));
+                        const Pack<float, 4> skip = load_pack<float, 4>(skips + lane_column + n * 16);
 #pragma unroll
                         for (int i = 0; i < 4; ++i) four[i] = fmaf(skip.at[i], own[i], four[i]);
                     }
@@ -454,9 +464,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
 #pragma unroll
                         for (int i = 0; i < 4; ++i) four[i] *= silu(own[i]);
                     }
-                    if (start + in_chunk < stop)
-                        store_four<X, PACKED>(out + (start + in_chunk) * out_stride + column, columns - column, four);
+                    store_four<X, PACKED>(to + n * 16, exist - n * 16, four);
                 }
+                to += 8 * out_stride;
+            }
         }
 
         if (STATE_ONLY) total += leaving[Q + 1];
@@ -469,8 +480,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                     if (column < columns && n + e < p.dstate) to[(i64)column * p.dstate + n + e] = from_float<X>(h[e]);
             });
         }
-        if (STAGES == 1) __syncthreads();  // everyone has read the tiles and the state
-        if (!STATE_ONLY && more) show_state(states + (STAGES == 2 ? parity ^ 1 : 0) * STATE_TILE);
+        if (STAGES == 1 || (STATE_BUFFERS == 1 && !STATE_ONLY)) __syncthreads();  // everyone has read the tiles, and the state
+        if (!STATE_ONLY && more) show_state(states + (STATE_BUFFERS == 2 ? parity ^ 1 : 0) * STATE_TILE);
         if (STAGES == 1 && more) fetch(stages, stop, next_stop);
         entered = true;
         start = stop;
