@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 
+from benchmarks import measure  # noqa: E402
 from benchmarks import rows as families  # noqa: E402
 from benchmarks.measure import Row, copy_bandwidth, save, table  # noqa: E402
 
@@ -40,7 +41,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--only", nargs="*", default=[], help="families whose name contains one of these")
     parser.add_argument("--quick", action="store_true", help="bf16 only")
+    parser.add_argument("--forward", action="store_true", help="no backward, for families that can leave it out")
     options = parser.parse_args()
+    if options.forward:
+        measure.DIRECTIONS = ("fwd",)
     if not torch.cuda.is_available():
         print("no CUDA device", file=sys.stderr)
         return 3

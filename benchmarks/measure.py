@@ -20,6 +20,7 @@ import torch
 
 ROUNDS = 5
 CALLS = 12
+DIRECTIONS = ("fwd", "fwd+bwd")  # what of them families measure that can leave one out
 CACHE_BYTES = 200 * 2**20  # several times the L2 of any card: what is read was not read a moment ago
 
 

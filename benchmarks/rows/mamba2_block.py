@@ -10,7 +10,8 @@ import torch
 from anymamba.measure.bench.blocks import mamba2_arguments, mamba2_block
 from anymamba.measure.cases import Draw
 from anymamba.ops import mamba_split_conv1d_scan_combined
-from benchmarks.measure import Candidate, Row, measure
+from benchmarks import measure as measuring
+from benchmarks.measure import Candidate, Row
 
 MODEL = 1024
 SHAPES = [(32, 256), (8, 2048), (4, 8192), (1, 65536)]
@@ -46,5 +47,7 @@ def _block(upstream: Any, dtype: torch.dtype, batch: int, seqlen: int) -> Iterat
         return call
 
     for direction, make in (("fwd", forward), ("fwd+bwd", both)):
+        if direction not in measuring.DIRECTIONS:
+            continue
         row = Row("Mamba2 block", f"B{batch} M{MODEL} L{seqlen} N128", str(dtype)[6:], direction)
-        yield measure(row, [Candidate(name, make(f)) for name, f in functions.items()], 1, graph=False)
+        yield measuring.measure(row, [Candidate(name, make(f)) for name, f in functions.items()], 1, graph=False)

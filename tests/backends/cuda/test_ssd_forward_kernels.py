@@ -156,10 +156,13 @@ def test_time_cut_into_segments_changes_nothing(device: str, sequences: bool) ->
 
 @pytest.mark.parametrize(
     "shape",
-    [(64, 64, 16, 8, 2, 1), (64, 64, 16, 4, 1, 1), (32, 32, 32, 4, 1, 1), (32, 64, 16, 4, 2, 1), (16, 32, 32, 2, 1, 1)],
+    [
+        (64, 64, 16, 4, 2, 1, 1), (64, 64, 16, 4, 1, 2, 1), (32, 32, 32, 4, 2, 2, 1), (32, 64, 16, 4, 1, 1, 1),
+        (16, 32, 32, 2, 1, 1, 1), (64, 64, 32, 8, 2, 1, 1),
+    ],
 )  # fmt: skip
 def test_every_shape_of_a_block_gives_the_same(device: str, shape: tuple[int, ...]) -> None:
-    if device == "cpu" and shape[0] == 64 and shape[4] == 2:
+    if device == "cpu" and shape[:2] == (64, 64) and shape[3] == 4:
         pytest.skip("on the card: g++ is slow")
     arguments = inputs(device, F32, seqlen=150, headdim=40, seed=5, full=False)
     wanted = forced(arguments, 1)

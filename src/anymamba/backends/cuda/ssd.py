@@ -26,7 +26,12 @@ SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 MOST = 256
+HOPPER = 227 << 10  # bytes of shared memory a block can have there
 FORWARD = "ssd_forward"
+SHORT = 512
+"""Steps up to which chunks are short; and a segment is not shorter."""
+LONG = 4096
+"""Steps from which time is cut into segments where heads do not fill the card: two launches must pay."""
 
 
 class Key(NamedTuple):
@@ -219,7 +224,8 @@ def _forward_plan(
     if shape is None:
         shape, segments = forward_shape(batch * heads, headdim, dstate, seqlen, size, device)
     tiles = -(-headdim // shape.columns)
-    segments, segment_length = _cut(seqlen, segments, shape.steps)
+    first = state_shape(shape, size, _shared_limit(device))
+    cut = _cut(seqlen, segments, batch * heads * tiles, max(shape.steps, first.steps), _multiprocessors(device))
     vector = 16 // size
     packed = (
         headdim % vector == 0
@@ -227,24 +233,27 @@ def _forward_plan(
         and all(_packed(key, vector) for key in (x, B, C))
         and (z is None or _packed(z, 4))
     )
-    values = (
+    strides = (
         *x.stride, *dt.stride, *B.stride, *C.stride, *(z.stride if z else (0,) * 4),
         *(initial.stride if initial else (0,) * 4), *((*D.stride, 0)[:2] if D else (0, 0)),
         *(seq_idx.stride if seq_idx else (0, 0)), *A.stride, *(bias.stride if bias else (0,)),
         *(cu_seqlens.stride if cu_seqlens else (0,)), CODES[dt.dtype], CODES[A.dtype], CODES[D.dtype] if D else 0,
         CODES[bias.dtype] if bias else 0, CODES[initial.dtype] if initial else 0,
         bool(seq_idx and seq_idx.dtype == torch.int64), bool(cu_seqlens and cu_seqlens.dtype == torch.int64),
-        heads, heads // groups, headdim, dstate, seqlen, tiles, segments, segment_length,
-        cu_seqlens.shape[0] - 1 if cu_seqlens else 0, softplus, dt_min, dt_max,
+        heads, heads // groups, headdim, dstate, seqlen, tiles,
     )  # fmt: skip
+    options = (cu_seqlens.shape[0] - 1 if cu_seqlens else 0, softplus, dt_min, dt_max)
+    sequences = seq_idx is not None
     launches = []
-    for state_only in (True, False) if segments > 1 else (False,):
-        variant = forward_variant(shape, NAMES[x.dtype], tf32, z is not None, seq_idx is not None, packed, state_only)
-        shared = shape.shared_bytes(size, seq_idx is not None, state_only)
+    for state_only in (True, False) if cut.segments > 1 else (False,):
+        one = first if state_only else shape
+        variant = forward_variant(one, NAMES[x.dtype], tf32, z is not None, sequences, packed, state_only)
         kernel = runtime().load(variant, device)
-        grid = (batch * heads * tiles, segments - state_only, 1)
-        launches.append(kernel.plan(grid, (32 * shape.warps, 1, 1), shared, *values))
-    handed = batch * heads * segments if segments > 1 else 0
+        grid = (batch * heads * tiles, (cut.segments - 1) * cut.finer if state_only else cut.segments, 1)
+        lengths = (cut.segments * cut.finer, cut.finer, cut.length // cut.finer if state_only else cut.length)
+        shared = one.shared_bytes(size, sequences, state_only)
+        launches.append(kernel.plan(grid, (32 * one.warps, 1, 1), shared, *strides, *lengths, *options))
+    handed = batch * heads * cut.segments * cut.finer if cut.segments > 1 else 0
     return LaunchPlan(tuple(launches), handed * (headdim * dstate + 1), 4 * handed * headdim * dstate)
 
 
@@ -255,54 +264,77 @@ def _forward_plan(
 def forward_shape(
     sequences: int, headdim: int, dstate: int, seqlen: int, size: int, device: int
 ) -> tuple[ForwardShape, int]:
-    """Return the shape, and the number of segments, for `sequences` (batch times heads)."""
+    """Return the shape, and the number of segments, for `sequences` (batch times heads). Measured on an H200."""
     limit, processors = _shared_limit(device), _multiprocessors(device)
-    shape = _shapes(headdim, dstate, size, limit)[0]
+    shapes = _shapes(headdim, dstate, size, limit)
+    blocks = sequences * -(-headdim // shapes[0].columns)
+    if blocks * 3 > processors * 4:  # two blocks on most multiprocessors: long chunks; short sequences like short ones
+        return shapes[-1 if seqlen <= SHORT else 0], 1
+    if seqlen < LONG:
+        return shapes[0], 1
+    shape = shapes[-1]
     resident = processors * max(1, min(shape.min_blocks, limit // shape.shared_bytes(size, False, False)))
-    blocks = sequences * -(-headdim // shape.columns)
-    if blocks * 3 > resident * 2:
-        return shape, 1
-    return shape, max(1, min(resident // blocks, seqlen // (4 * shape.steps), 32))
+    return shape, max(1, min(resident // blocks, seqlen // SHORT, 32))
 
 
 @functools.cache
 def _shapes(headdim: int, dstate: int, size: int, limit: int) -> list[ForwardShape]:
-    """Return the shapes that fit into `limit` bytes of shared memory, best first."""
+    """Return shapes that fit into `limit` bytes of shared memory: first with long chunks, last with short ones and more
+    blocks a multiprocessor (the same where there is only one); [] if none fits.
+    """
     states = max(16, 1 << (dstate - 1).bit_length())
+    columns = 64 if (headdim > 32 and states <= 128) or states < 32 else 32
+    if size == 2:
+        tried = [(64, 4, 2, 1, 2), (32, 4, 2, 2, 3), (32, 4, 1, 1, 2), (16, 2, 1, 1, 1)]
+    else:
+        tried = [(32, 4, 2, 1, 2), (32, 4, 1, 1, 2), (16, 2, 1, 1, 1)]
     found = []
-    for steps, columns, warps, stages, buffers in (
-        (64, 64, 8, 2, 1), (64, 32, 4, 2, 1), (64, 64, 4, 1, 1), (64, 32, 4, 1, 1), (32, 32, 4, 1, 1), (32, 64, 4, 1, 1),
-        (16, 32, 2, 1, 1),
-    ):  # fmt: skip
-        if (columns * states > 8192 and warps >= 4) or columns * states < warps * 256:
-            continue
-        if columns > 32 and headdim <= 32 and 32 * states >= warps * 256:
-            continue
-        shape = ForwardShape(steps, columns, states, warps, stages, buffers, 2 if size == 2 else 1)
-        if shape.shared_bytes(size, True, False) <= limit:
-            found.append(shape)
-    return found
+    for steps, warps, stages, buffers, min_blocks in tried:
+        for width in dict.fromkeys((columns, 32)):
+            shape = ForwardShape(steps, width, states, warps, stages, buffers, min_blocks)
+            if width // 16 * (states // 16) >= warps and shape.shared_bytes(size, True, False) <= limit:
+                found.append(shape)
+                break
+    twice = [shape for shape in found if 2 * shape.shared_bytes(size, True, False) <= limit]
+    found = [shape for shape in twice if shape.warps == 4] or twice or found
+    return found[: 2 if size == 2 and len(found) > 2 else 1]
 
 
-def _cut(seqlen: int, segments: int, steps: int) -> tuple[int, int]:
-    """Return the segments and their length, a multiple of the chunk."""
+def state_shape(shape: ForwardShape, size: int, limit: int) -> ForwardShape:
+    """Return the shape for STATE_ONLY that goes with `shape`: longer chunks, if there is shared memory for them."""
+    longer = shape._replace(steps=64, stages=2, min_blocks=4 if size == 2 else 1)
+    fits = shape.warps >= 4 and longer.shared_bytes(size, True, True) <= limit
+    return longer if fits else shape
+
+
+class Cut(NamedTuple):
+    """How time is cut: into `segments` of `length` steps, each of which STATE_ONLY cuts into `finer`."""
+
+    segments: int
+    finer: int
+    length: int
+
+
+def _cut(seqlen: int, segments: int, blocks: int, steps: int, processors: int) -> Cut:
+    """Return the segments; all lengths are multiples of the chunk. STATE_ONLY needs four blocks a multiprocessor."""
+    finer = max(1, min(4, processors * 4 // (blocks * (segments - 1)))) if segments > 1 else 1
     chunks = -(-seqlen // steps)
-    length = -(-chunks // segments) * steps
-    return -(-seqlen // length), length
+    length = -(-chunks // (segments * finer)) * finer * steps
+    return Cut(-(-seqlen // length), finer, length)
 
 
 def variants(every: bool = False) -> Iterator[Variant]:
     """Yield the kernels that models use; with `every`, those for other sizes and options and for time cut into segments."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        shape = _shapes(64, 128, SIZES[dtype], 227 << 10)[0]
-        yield forward_variant(shape, NAMES[dtype], False, False, False, True, False)
+    for dtype, name in NAMES.items():
+        for shape in _shapes(64, 128, SIZES[dtype], HOPPER):
+            yield forward_variant(shape, name, False, False, False, True, False)
+        yield forward_variant(state_shape(shape, SIZES[dtype], HOPPER), name, False, False, False, True, True)
     if not every:
         return
     for dtype, name in NAMES.items():
         size = SIZES[dtype]
-        shape = _shapes(64, 128, size, 227 << 10)[0]
-        yield forward_variant(shape, name, False, False, False, True, True)
-        yield forward_variant(shape, name, size == 4, True, True, True, False)
+        for shape in _shapes(64, 128, size, HOPPER):
+            yield forward_variant(shape, name, size == 4, True, True, True, False)
         yield forward_variant(shape, name, False, True, False, False, False)
         for limit in (64 << 10, 99 << 10):  # sm_75; sm_86, sm_89, sm_120
             for dstate in (16, 64, 128, 256):
@@ -316,8 +348,8 @@ def forward_variant(
     """Return the kernel of these macros."""
     return Variant.of(
         f"{FORWARD}.cu", FORWARD, X=name, Q=shape.steps, PT=shape.columns, NT=shape.states, WARPS=shape.warps,
-        STAGES=shape.stages, STATE_BUFFERS=shape.state_buffers, MIN_BLOCKS=shape.min_blocks, TF32=tf32, GATED=gated and not state_only, SEQUENCES=sequences,
-        STATE_ONLY=state_only, PACKED=packed,
+        STAGES=shape.stages, STATE_BUFFERS=shape.state_buffers, MIN_BLOCKS=shape.min_blocks, TF32=tf32,
+        GATED=gated and not state_only, SEQUENCES=sequences, STATE_ONLY=state_only, PACKED=packed,
     )  # fmt: skip
 
 

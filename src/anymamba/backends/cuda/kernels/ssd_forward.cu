@@ -18,7 +18,7 @@
 //
 // Sequences: where seq_idx changes, decays across the change are 0. Where cu_seqlens ends a sequence the chunk ends too, so the
 // state after the chunk is the state to return. Few heads: time is cut into segments; STATE_ONLY first finds what each adds to
-// the state, then every block folds the segments before its own into its initial state.
+// the state, then every block folds the segments before its own into its initial state (STATE_ONLY's may be finer).
 //
 // Bytes: x, z, out once; B and C once a block (from L2: blocks of a group run side by side); dt once. Operations a step, head and
 // state tile: 2*NT*PT (C S^T) + 2*NT*PT (S) + Q*NT (C B^T, half of it) + Q*PT. Floors on an H200, bf16, H32 P64 N128, batch 4,
@@ -70,7 +70,7 @@ struct SsdForwardParameters {
     void* out;              // (batch, seqlen, heads, headdim)
     float* final_states;    // (batch, heads, headdim, dstate)
     void* varlen_states;    // (sequences, heads, headdim, dstate)
-    float* segment_states;  // (batch, heads, segments, headdim, dstate)
+    float* segment_states;  // (batch, heads, segments, headdim, dstate): the finer ones
     float* segment_sums;    // (batch, heads, segments): cs of the whole segment, -infinity if the sequence changes in it
     long long x_stride[4];  // batch, step, head, column
     long long dt_stride[3];
@@ -82,7 +82,7 @@ struct SsdForwardParameters {
     long long seq_stride[2];
     long long A_stride, bias_stride, cu_stride;
     int dt_type, A_type, D_type, bias_type, initial_type, seq_wide, cu_wide;
-    int heads, group_heads, headdim, dstate, seqlen, tiles, segments, segment_length, sequences, softplus;
+    int heads, group_heads, headdim, dstate, seqlen, tiles, segments, finer, segment_length, sequences, softplus;
     float dt_min, dt_max;
 };
 
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                             at + column * p.initial_stride[2] + (n + e) * p.initial_stride[3]);
             });
         }
-        for (int s = 0; s < segment; ++s) {
+        for (int s = 0; s < segment * p.finer; ++s) {
             entered = true;
             const i64 of = sequence_head * p.segments + s;
             const float passing = fast_exp2(p.segment_sums[of]);
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
                           load_integer(p.cu_seqlens, p.cu_wide, (sequence + 1) * p.cu_stride) == stop;
         const bool more = stop < end;
         const int next_stop = more ? cut(stop) : stop;
-        const bool keeps = more || STATE_ONLY || ends || p.final_states || segment + 1 < p.segments;
+        const bool keeps = more || STATE_ONLY || ends || (p.final_states && end == p.seqlen);
         wait_copies<0>();
         __syncthreads();
         X* const stage = stages + (STAGES == 2 ? parity : 0) * STAGE;
