@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +39,7 @@ print((time.perf_counter() - started) * 1e3)
 
 def rows(upstream: Any, *, quick: bool = False) -> Iterator[Row]:
     """Yield measured rows; `upstream` is its module mamba_ssm.ops.triton.ssd_combined, or None."""
-    yield from _first_calls(upstream)
+    yield from _first_calls()
     for dtype in (torch.bfloat16,) if quick else (torch.bfloat16, torch.float32):
         for batch, seqlen, heads in SHAPES:
             yield from _scan(upstream, dtype, batch, seqlen, heads)
@@ -48,7 +47,7 @@ def rows(upstream: Any, *, quick: bool = False) -> Iterator[Row]:
         yield from _scan(upstream, torch.bfloat16, batch, seqlen, heads, directions=("fwd",))
 
 
-def _first_calls(upstream: Any) -> Iterator[Row]:
+def _first_calls() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("empty cache", "warm cache"):
             environment = dict(os.environ, ANYMAMBA_CACHE_DIR=folder, PYTHONPATH=os.pathsep.join(sys.path))
@@ -57,14 +56,6 @@ def _first_calls(upstream: Any) -> Iterator[Row]:
             )
             row = Row("mamba_chunk_scan_combined", f"first call, {kind}", "bfloat16", "fwd")
             row.eager = {"anymamba": [float(answer.stdout)]}
-            if (
-                upstream and kind == "empty cache"
-            ):  # in this process, which has not called it yet; its cache may be warm
-                draw = _draw(torch.bfloat16, 2, 512, 8)
-                started = time.perf_counter()
-                _call(upstream.mamba_chunk_scan_combined, *draw)
-                torch.cuda.synchronize()
-                row.eager["upstream"] = [(time.perf_counter() - started) * 1e3]
             yield row
 
 
