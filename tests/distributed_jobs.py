@@ -118,7 +118,7 @@ def convolve_and_lose_a_rank(rank: int, size: int, file: Path, timeout: float, h
         for step in range(3):
             x = torch.randn(1, 4, 8, requires_grad=True)
             gone = rank == 1 and step == 1
-            with context_parallel(check="entry" if when == "handshake" else "never"):
+            with context_parallel(check="entry" if when == "handshake" else "never"), use_backend("torch"):
                 if gone and when != "backward":
                     _disappear(how)
                 out = ops.causal_conv1d_fn(x, torch.ones(4, 3))
