@@ -52,7 +52,13 @@ _NOT_A_NAME = {"root", "user", "admin", "administrator", "runner", "build", "pyt
 _NOT_A_NAME |= {"test", "default", "localhost"}
 
 
-def scrub(text: str, *, environ: Mapping[str, str] = os.environ, names: tuple[str, ...] | None = None) -> str:
+def scrub(
+    text: str,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    names: tuple[str, ...] | None = None,
+    keep_paths: bool = False,
+) -> str:
     """Return `text` without what points at a person, a machine or an account.
 
     Parameters
@@ -62,12 +68,17 @@ def scrub(text: str, *, environ: Mapping[str, str] = os.environ, names: tuple[st
         Values of its variables that look like secrets are removed wherever they stand.
     names : tuple of str, optional
         User and machine names to remove; this user's and this machine's by default.
+    keep_paths : bool
+        Leave home folders and names in; secrets, e-mail and IP addresses go all the same.
     """
     for variable, value in environ.items():
         if len(value) >= 8 and re.search(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", variable, re.IGNORECASE):
             text = text.replace(value, "SECRET")
     for pattern, replacement in _SHAPES:
-        text = pattern.sub(replacement, text)
+        if not (keep_paths and replacement.endswith("USER")):
+            text = pattern.sub(replacement, text)
+    if keep_paths:
+        return text
     for name in _own_names() if names is None else names:
         if len(name) >= 3 and name.lower() not in _NOT_A_NAME:
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", "NAME", text, flags=re.IGNORECASE)

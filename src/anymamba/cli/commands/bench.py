@@ -40,7 +40,7 @@ def command(
     from anymamba.cli.progress import shown_progress
     from anymamba.measure.bench.page import page
     from anymamba.measure.bench.plots import plot as draw
-    from anymamba.measure.bench.results import read, to_csv, to_json
+    from anymamba.measure.bench.results import keep, read, to_csv, to_json
     from anymamba.measure.bench.run import Plan, bench, exit_code
     from anymamba.measure.bench.subjects import preset as work_of
     from anymamba.measure.selection import parse_device, parse_dtype
@@ -54,6 +54,7 @@ def command(
     plan = Plan(work, where, parse_dtype(dtype), rounds, limit, tuple(only or ()))
     with shown_progress() as progress:
         result = bench(plan, progress)
+    keep(result)
     if json:
         screen.json(to_json(result))
     else:

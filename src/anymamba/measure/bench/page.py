@@ -8,9 +8,9 @@ from anymamba.measure.bench import svg
 from anymamba.measure.bench.results import SCHEMA, Result
 from anymamba.measure.bench.words import COLUMNS, cells, fastest, groups, machine_lines
 
-__all__ = ["over_length", "page"]
+__all__ = ["STYLE", "over_length", "page"]
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1a1c20; --soft: #5a6069; --line: #d9dce1; --best: #e7f4ea;
   --c0: #1f6feb; --c1: #c2410c; --c2: #15803d; --c3: #9333ea; --c4: #a16207; --c5: #0e7490; }
 @media (prefers-color-scheme: dark) { :root { --page: #14161a; --text: #e7e9ec; --soft: #a2a9b3; --line: #343942;
@@ -53,9 +53,7 @@ def page(result: Result) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="generator" content="{SCHEMA}"><title>anymamba bench: {escape(str(where))}</title>'
-        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body>\n' + "\n".join(body) + "\n</body></html>\n"
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
@@ -12,7 +14,7 @@ from typing import Any
 
 from anymamba.errors import OptionError
 
-__all__ = ["SCHEMA", "Result", "Row", "from_json", "read", "to_csv", "to_json"]
+__all__ = ["SCHEMA", "Result", "Row", "from_json", "keep", "last_result", "read", "to_csv", "to_json"]
 
 SCHEMA = "anymamba-bench/1"
 """Name and version of the JSON form; the number changes when a field changes its meaning or goes away."""
@@ -166,6 +168,23 @@ def read(path: Path) -> Result:
         # PowerShell before 7 writes UTF-16 by `>`
         raise OptionError(f"{path} is not JSON in UTF-8: {error}.") from None
     return from_json(document, str(path))
+
+
+def last_result() -> Path:
+    """Return where this machine's last result is kept (`anymamba report` shows it); there may be none yet."""
+    from anymamba.machine.folders import cache_folder
+
+    return cache_folder() / "last-bench.json"
+
+
+def keep(result: Result) -> None:
+    """Keep a result as this machine's last; a cache folder that cannot be written to is no fault of the benchmark."""
+    path = last_result()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}.tmp")
+        beside.write_text(json.dumps(to_json(result)), encoding="utf-8")
+        beside.replace(path)
 
 
 def to_csv(result: Result) -> str:
