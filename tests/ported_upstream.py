@@ -8,7 +8,7 @@ from pathlib import Path
 from anymamba.upstream.archive import unpack
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import read_pip_settings
-from anymamba.upstream.port import build_port
+from anymamba.upstream.port.build import build_port
 from anymamba.upstream.progress import Silent
 from anymamba.upstream.releases import DEFAULTS, known
 

@@ -34,7 +34,7 @@ from anymamba.upstream.cache import cached_source
 from anymamba.upstream.index import Index
 from anymamba.upstream.making import make_wheel
 from anymamba.upstream.pip_settings import read_pip_settings
-from anymamba.upstream.port import KEPT
+from anymamba.upstream.port.build import KEPT
 from anymamba.upstream.progress import Silent
 from anymamba.upstream.releases import known, known_versions, partner
 

@@ -102,6 +102,12 @@ def largest_error(seen: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
     return max(errors.values())
 
 
+def skip_if_the_slow_path_norms_groups_as_one(name: str) -> None:
+    norm = getattr(modeling(draw_model(name)), "MambaRMSNormGated", None)
+    if name == "Mamba2" and norm is not None and "group_size" not in inspect.signature(norm).parameters:
+        pytest.skip("this release's slow path norms all groups as one; its fast path and mamba_ssm do not")
+
+
 @pytest.mark.parametrize(("training", "padded"), [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_equal_the_slow_paths(name: str, training: bool, padded: bool) -> None:
@@ -109,6 +115,8 @@ def test_outputs_and_gradients_equal_the_slow_paths(name: str, training: bool, p
         pytest.skip(
             "mamba_ssm norms delta after its projection, transformers' slow path before it: they never were equal"
         )
+    if training:
+        skip_if_the_slow_path_norms_groups_as_one(name)
     model = drawn(name).train(training)  # training takes the fused functions, evaluation the single ones
     batch = draw_tokens(padded)
     with recording() as calls:
@@ -125,6 +133,7 @@ def test_outputs_and_gradients_equal_the_slow_paths(name: str, training: bool, p
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_is_as_near_to_fp32_as_the_slow_path_is(name: str) -> None:
+    skip_if_the_slow_path_norms_groups_as_one(name)
     model = drawn(name).train(name != "FalconMamba")
     batch = draw_tokens()
     with slow_path(model):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anymamba.upstream.port import write_extensions
+from anymamba.upstream.port.build import write_extensions
 
 __all__ = ["GENERATIONS", "NORMS", "write_extension_modules", "write_fork"]
 

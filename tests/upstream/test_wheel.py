@@ -15,7 +15,7 @@ import pytest
 import small_upstream
 from anymamba import __version__
 from anymamba.errors import IntegrityError
-from anymamba.upstream.port import build_port
+from anymamba.upstream.port.build import build_port
 from anymamba.upstream.wheel import build_wheel, check_identity
 from small_upstream import VERSION
 

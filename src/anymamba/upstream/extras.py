@@ -15,7 +15,7 @@ from pathlib import Path
 
 from anymamba import __version__
 from anymamba.errors import OptionError
-from anymamba.upstream.port import Port, port_version, write_extensions
+from anymamba.upstream.port.build import Port, port_version, write_extensions
 from anymamba.upstream.wheel import pack
 
 __all__ = ["EXTRAS", "Extra", "build_extra", "find_extra"]

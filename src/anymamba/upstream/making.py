@@ -12,7 +12,7 @@ from anymamba.upstream.extras import build_extra
 from anymamba.upstream.index import Index
 from anymamba.upstream.pip_settings import read_pip_settings
 from anymamba.upstream.plan import PackagePlan, Plan
-from anymamba.upstream.port import build_port
+from anymamba.upstream.port.build import build_port
 from anymamba.upstream.progress import Progress
 from anymamba.upstream.wheel import build_wheel, check_identity, check_port_wheel
 

@@ -21,7 +21,7 @@ from anymamba.upstream.extras import EXTRAS, Extra, find_extra
 from anymamba.upstream.index import Found, Index
 from anymamba.upstream.patches import rules_for
 from anymamba.upstream.pip_settings import read_pip_settings
-from anymamba.upstream.port import port_version
+from anymamba.upstream.port.build import port_version
 from anymamba.upstream.releases import DEFAULTS, PACKAGES, known, known_versions, package_name, partner
 
 __all__ = ["PackagePlan", "Plan", "check_environment", "exact_version", "make_plan", "parse_requirements"]

@@ -27,7 +27,7 @@ from anymamba.upstream.making import make_wheel
 from anymamba.upstream.patches import rules_for
 from anymamba.upstream.patches._originals import TRITON_OPTIONAL, own_imports
 from anymamba.upstream.pip_settings import read_pip_settings
-from anymamba.upstream.port import KEPT
+from anymamba.upstream.port.build import KEPT
 from anymamba.upstream.port.families import EXTENSIONS
 from anymamba.upstream.progress import Progress, Silent
 from anymamba.upstream.releases import package_name

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from anymamba import __version__
 from anymamba.errors import IntegrityError
 from anymamba.upstream.archive import list_zip
-from anymamba.upstream.port import Port, port_version
+from anymamba.upstream.port.build import Port, port_version
 from anymamba.upstream.port.families import EXTENSIONS
 
 __all__ = ["PROVENANCE", "build_wheel", "check_identity", "check_port_wheel", "pack", "pack_wheel", "recipe"]

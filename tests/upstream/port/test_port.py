@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+import anymamba
 import anymamba.ops.layer_norm
 import small_upstream
 from anymamba.errors import MissingOperatorError, PatchError
-from anymamba.upstream.port import build_port
+from anymamba.upstream.port.build import build_port
 from anymamba.upstream.port.families import FAMILIES
 from anymamba.upstream.port.home import complete_environment
 from anymamba.upstream.port.names import read_names
@@ -155,3 +158,14 @@ def test_home_is_set_where_it_is_missing_only() -> None:
     mine = {"HOME": "", "TRITON_CACHE_DIR": "/mine", "USERPROFILE": "/u"}
     assert complete_environment(mine) == {"HOME": "/u"}
     assert mine["TRITON_CACHE_DIR"] == "/mine"
+
+
+def test_a_running_port_imports_nothing_that_only_an_installation_needs() -> None:
+    code = (
+        "import sys\n"
+        "from anymamba.upstream.port import families, generation, home, no_triton, runtime\n"
+        "print([name for name in ('libcst', 'unearth', 'packaging', 'rich', 'typer') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(anymamba.__path__[0]).parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

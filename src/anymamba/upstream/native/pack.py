@@ -10,7 +10,7 @@ from anymamba.upstream.native.recipe import Recipe
 from anymamba.upstream.native.sources import Sources
 from anymamba.upstream.native.tags import repository
 from anymamba.upstream.patches import Applied
-from anymamba.upstream.port import build_native
+from anymamba.upstream.port.build import build_native
 from anymamba.upstream.wheel import build_wheel
 
 __all__ = ["pack"]
