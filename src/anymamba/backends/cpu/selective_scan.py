@@ -43,6 +43,7 @@ __all__ = ["refusal", "selective_scan_backward", "selective_scan_forward"]
 BLOCK = 64  # steps transposed at a time, unless tuned
 FORWARD = "selective_scan forward"
 PIECE = CHECKPOINT_LENGTH
+STEPS_A_THREAD = 1 << 17  # steps of states: 0.1 ms of work; on a busy machine waking a thread can cost far more
 SLOTS = 16  # least work items of the backward: fixed, so that sums are the same whatever the number of threads
 
 
@@ -96,7 +97,7 @@ def selective_scan_forward(
             flat(out), *out.stride(), flat(last), flat(checkpoints), pieces,
         )  # fmt: skip
 
-    run(work_items, tiles, most=how.threads)
+    run(work_items, tiles, at_least=_tiles_a_thread(seqlen, dstate), most=how.threads)
     result = out if u.dtype == work else empty_like(delta, u.dtype).copy_(out)
     return result, last, checkpoints if save else None
 
@@ -165,7 +166,8 @@ def selective_scan_backward(
             flat(dinitial), flat(dA), flat(dB), flat(dC), flat(dD), flat(dbias),
         )  # fmt: skip
 
-    run(work_items, batch * groups * parts)
+    tiles_a_part = max(1, tiles_a_group // parts)
+    run(work_items, batch * groups * parts, at_least=-(-_tiles_a_thread(seqlen, dstate) // tiles_a_part))
     if dz is not None:
         assert z is not None
         dz = dz_out.copy_(dz) if dz_out is not None else like(z, dz)
@@ -181,6 +183,11 @@ def selective_scan_backward(
         None if initial_state is None else like(initial_state, dinitial),
         None if out is None else (out if u.dtype == work else empty_like(delta, u.dtype).copy_(out)),
     )
+
+
+def _tiles_a_thread(seqlen: int, dstate: int) -> int:
+    """Return how many tiles are worth waking a thread for."""
+    return -(-STEPS_A_THREAD // max(1, seqlen * dstate * LANES))
 
 
 def _groups(B: torch.Tensor, C: torch.Tensor) -> int:
