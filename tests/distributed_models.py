@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from anymamba.backends import use_backend
 from anymamba.distributed import context_parallel, gather_sequence, parallelize, shard_sequence
 
-__all__ = ["evaluate_packed", "language_model", "train", "train_tensor_parallel"]
+__all__ = ["evaluate_packed", "language_model", "train", "train_in_stages", "train_on_a_mesh", "train_tensor_parallel"]
 
 VOCABULARY = 48
 
 
-def language_model(port: str, layer: str) -> Any:
+def language_model(port: str, layer: str, tie: bool = True) -> Any:
     """Build upstream's small language model, the same in every process."""
     if port not in sys.path:
         sys.path.insert(0, port)
@@ -28,7 +28,7 @@ def language_model(port: str, layer: str) -> Any:
     sizes = {"headdim": 8, "d_state": 8, "chunk_size": 16} if layer == "Mamba2" else {"d_state": 4}
     config = MambaConfig(
         d_model=16, n_layer=2, vocab_size=VOCABULARY, ssm_cfg={"layer": layer, **sizes}, rms_norm=True,
-        fused_add_norm=True, pad_vocab_size_multiple=8,
+        fused_add_norm=True, pad_vocab_size_multiple=8, tie_embeddings=tie,
     )  # fmt: skip
     torch.manual_seed(0)
     return MambaLMHeadModel(config)
@@ -43,11 +43,11 @@ def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def train(group: Any, port: str, layer: str, how: str, steps: int = 3) -> list[float]:
     """Train a few steps and return the losses over the whole batch.
 
-    how: words of "single", "ddp", "fsdp", "checkpoint", "compile", "autocast", "cp" (the sequence is split, not the batch), and
-    "any backend" (the first that can; else PyTorch's, which needs no compiling).
+    how: words of "single", "ddp", "fsdp", "checkpoint", "compile", "autocast", "untied", "cp" (the sequence is split, not the
+    batch), and "any backend" (the first that can; else PyTorch's, which needs no compiling).
     """
     words = set(how.split())
-    model = language_model(port, layer)
+    model = language_model(port, layer, tie="untied" not in words)
     whole = model
     if "cp" in words:
         parallelize(model, group, check="always")
@@ -77,6 +77,77 @@ def train(group: Any, port: str, layer: str, how: str, steps: int = 3) -> list[f
                 dist.all_reduce(total, group=group)
                 total /= dist.get_world_size(group)
             losses.append(float(total))
+    return losses
+
+
+def train_on_a_mesh(group: Any, port: str, layer: str, steps: int = 3) -> list[float]:
+    """Train on all four ranks as two by two: the batch split over one dimension of the mesh, the sequence over the other."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    whole = parallelize(language_model(port, layer), mesh["cp"])
+    model = torch.nn.parallel.DistributedDataParallel(whole, process_group=group)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    losses = []
+    with use_backend("torch"):
+        for pair in batches(steps):
+            inputs, labels = (
+                shard_sequence(shard_sequence(tensor, mesh["dp"], dim=0), mesh["cp"]).contiguous() for tensor in pair
+            )
+            loss = F.cross_entropy(model(inputs).logits.flatten(0, 1), labels.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = loss.detach().clone()
+            dist.all_reduce(total, group=group)
+            losses.append(float(total) / 4)
+    return losses
+
+
+class _Stage(torch.nn.Module):
+    """One half of a language model: the embedding and the first layer, or the second layer and the head."""
+
+    def __init__(self, model: Any, first: bool) -> None:
+        super().__init__()
+        backbone = model.backbone
+        self.first = first
+        self.layer = backbone.layers[0 if first else 1]
+        self.ends = torch.nn.ModuleList([backbone.embedding] if first else [backbone.norm_f, model.lm_head])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            hidden, residual = self.layer(self.ends[0](x), None)
+            return torch.stack([hidden, residual])
+        hidden, residual = self.layer(x[0], x[1])
+        norm, head = self.ends
+        return head(norm(hidden + residual))
+
+
+def train_in_stages(group: Any, port: str, layer: str, steps: int = 3) -> list[float]:
+    """Train with the two layers on two ranks as the stages of a pipeline, four micro-batches each; losses on the last."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank = dist.get_rank(group)
+    model = language_model(port, layer, tie=False)
+    part = _Stage(model, first=rank == 0)
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"), group=group)
+
+    def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
+    losses = []
+    with use_backend("torch"):
+        for inputs, labels in batches(steps):
+            found: list[torch.Tensor] = []
+            if rank == 0:
+                schedule.step(inputs.contiguous())
+            else:
+                schedule.step(target=labels.contiguous(), losses=found)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(torch.stack(found).mean()) if found else 0.0)
     return losses
 
 

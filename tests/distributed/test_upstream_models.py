@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distributed_models import evaluate_packed, train, train_tensor_parallel
+from distributed_models import evaluate_packed, train, train_in_stages, train_on_a_mesh, train_tensor_parallel
 from ported_upstream import build_upstream
 from rank_pool import Pool
 
@@ -59,6 +59,19 @@ def test_the_sequence_over_more_ranks(
 ) -> None:
     for losses in pool.run(train, size, port, layer, "cp ddp"):
         torch.testing.assert_close(losses, single[layer], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(TORCH < (2, 3), reason="meshes are sliced by name from torch 2.2 on")
+def test_a_mesh_of_data_parallel_and_sequence(pool: Pool, port: str, single: dict[str, list[float]]) -> None:
+    for losses in pool.run(train_on_a_mesh, 4, port, "Mamba2"):
+        torch.testing.assert_close(losses, single["Mamba2"], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="torch.distributed.pipelining is new")
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+def test_stages_of_a_pipeline(pool: Pool, port: str, layer: str) -> None:
+    alone = pool.run(train, 1, port, layer, "single untied")[0]
+    torch.testing.assert_close(pool.run(train_in_stages, 2, port, layer)[1], alone, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
