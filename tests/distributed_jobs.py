@@ -23,6 +23,7 @@ __all__ = [
     "convolve_and_lose_a_rank",
     "mismatched",
     "run_operator",
+    "scan_sharded_heads",
     "sliced",
 ]
 
@@ -202,3 +203,43 @@ def checkpoint_and_leave(group: Any, stay: bool) -> str:
     except RuntimeError as error:
         return type(error).__name__
     return "no error"
+
+
+def scan_sharded_heads(group: Any) -> dict[str, float]:
+    """Run the SSD scan on DTensors whose heads are sharded, through PyTorch's own `local_map`; return how it differs."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.experimental import local_map
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (2, 9, 4, 3), "dt": (2, 9, 4), "A": (4,), "B": (2, 9, 1, 5), "C": (2, 9, 1, 5)}
+    whole = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    whole["A"] = -whole["A"].abs()
+    for tensor in whole.values():
+        tensor.requires_grad_()
+    heads = {"x": [Shard(2)], "dt": [Shard(2)], "A": [Shard(0)], "B": [Replicate()], "C": [Replicate()]}
+    parts = {
+        name: distribute_tensor(tensor.detach(), mesh, heads[name]).requires_grad_() for name, tensor in whole.items()
+    }
+
+    def scan(*arguments: torch.Tensor) -> torch.Tensor:
+        return ops.mamba_chunk_scan_combined(*arguments, 8, dt_softplus=True)
+
+    with use_backend("torch"):
+        wanted = scan(*whole.values())
+        wanted.square().sum().backward()
+        sharded = local_map(
+            scan,
+            out_placements=[Shard(2)],
+            in_placements=tuple(heads.values()),
+            # every rank's heads read B and C: their gradients are to be added up
+            in_grad_placements=([Shard(2)], [Shard(2)], [Shard(0)], [Partial()], [Partial()]),
+            device_mesh=mesh,
+        )
+        found = sharded(*parts.values())
+        found.square().sum().full_tensor().backward()
+    differences = {"out": float((found.full_tensor() - wanted).detach().abs().max())}
+    for name, tensor in whole.items():
+        differences[name] = float((parts[name].grad.full_tensor() - tensor.grad).abs().max())
+    return differences

@@ -1,11 +1,11 @@
-"""A sharded sequence inside torch.compile, whole in one graph, and under activation checkpointing."""
+"""A sharded sequence in one graph of torch.compile, and under activation checkpointing; heads sharded as DTensors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from distributed_jobs import checkpoint_and_leave, compile_whole
+from distributed_jobs import checkpoint_and_leave, compile_whole, scan_sharded_heads
 from rank_pool import Pool
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -23,3 +23,9 @@ def test_one_graph_holds_every_sharded_operator_and_computes_the_same(pool: Pool
 def test_a_forward_run_again_outside_the_context_is_an_error_and_not_another_value(pool: Pool) -> None:
     assert pool.run(checkpoint_and_leave, 2, False) == ["CheckpointError"] * 2
     assert pool.run(checkpoint_and_leave, 2, True) == ["no error"] * 2
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="torch.distributed.tensor is public from torch 2.5 on")
+def test_heads_sharded_as_dtensors(pool: Pool) -> None:
+    for differences in pool.run(scan_sharded_heads, 2):
+        assert max(differences.values()) < 1e-4, differences
