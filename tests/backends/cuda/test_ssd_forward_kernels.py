@@ -15,7 +15,7 @@ from anymamba.backends.cuda import ssd as kernels
 from anymamba.ops import mamba_chunk_scan_combined
 from anymamba.ops.ssd import SSD, SsdCall
 from cuda_emulator import emulated, needs_emulator
-from oracle import OUTPUT_BOUND, relative_error, upcast
+from oracle import OUTPUT_BOUND, assert_matches_reference, relative_error, upcast
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 pytestmark = needs_emulator
@@ -205,6 +205,16 @@ def test_tf32_is_used_when_pytorch_may_use_it(device: str) -> None:
     with use_backend("cuda"):
         exact = mamba_chunk_scan_combined(**arguments)[0]
     assert 1e-5 < relative_error(rough, exact) < 1e-3
+
+
+def test_gradients_match_the_reference(device: str) -> None:
+    arguments = {
+        name: value.detach().requires_grad_()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
+        for name, value in inputs(device, F32, headdim=13, sequences=True).items()
+    }
+    assert_matches_reference(mamba_chunk_scan_combined, arguments, backend="cuda")
 
 
 def test_a_nan_step_stays_one(device: str) -> None:

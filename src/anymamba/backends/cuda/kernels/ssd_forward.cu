@@ -22,7 +22,18 @@
 //
 // Bytes: x, z, out once; B and C once a block (from L2: blocks of a group run side by side); dt once. Operations a step, head and
 // state tile: 2*NT*PT (C S^T) + 2*NT*PT (S) + Q*NT (C B^T, half of it) + Q*PT. Floors on an H200, bf16, H32 P64 N128, batch 4,
-// L 8192: 0.066 ms for the bytes, 0.06 for 47 GFLOP at 790 TFLOP/s (mma.sync reaches about 0.6 of that).
+// L 8192: 0.066 ms for the bytes, 0.06 for 47 GFLOP at 790 TFLOP/s (mma.sync reaches about 0.6 of that). Measured (ms): 0.42 there
+// (3 segments), 0.165 (batch 8, L 2048), 0.083 (32, 256), 0.88 (1, 65536), 3.2 (1, 65536, H128: 2.0e7 tokens/s).
+// What bounds it (ncu, before the last changes; batch 8): instructions are issued in 43 % of the cycles, shared memory is busy
+// for 60 %, the tensor cores for 24 %; warps wait for barriers, for fragments (short scoreboard), and with two warps a scheduler
+// there are too few others. So counted were: instructions around the products, and loads waited for one by one.
+//
+// What helped, in this order (batch 8: 0.249, 0.208, 0.191, 0.165): all fragments of a step loaded before its products, without
+// branches in between; several warps of the same rows sharing their scores instead of each finding all; right operands loaded in
+// the order that mma wants (two moves a product less), addresses that move on instead of being worked out, C renewed a strip at
+// a time. Lost: 16 warps a block (shared memory: every fragment is loaded by more warps), 32 columns a block (C B^T twice).
+// Next: wgmma on sm_90, whose operands come from shared memory by themselves (no fragments to load, half the instructions), and
+// one C B^T for several heads of a group.
 //
 // Macros: X; Q, PT, NT (>= dstate, a power of two), WARPS, STAGES, STATE_BUFFERS, MIN_BLOCKS; TF32 (f32: one product instead of three); GATED,
 // SEQUENCES, STATE_ONLY, PACKED (x, B, C, z: rows contiguous and aligned to 16 bytes, sizes whole vectors).
