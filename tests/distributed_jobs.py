@@ -206,7 +206,7 @@ def checkpoint_and_leave(group: Any, stay: bool) -> str:
 
 
 def scan_sharded_heads(group: Any) -> dict[str, float]:
-    """Run the SSD scan on DTensors whose heads are sharded, through PyTorch's own `local_map`; return how it differs."""
+    """Run the SSD scan on DTensors whose heads are sharded, through PyTorch's own `local_map`; return relative errors."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.experimental import local_map
@@ -239,7 +239,6 @@ def scan_sharded_heads(group: Any) -> dict[str, float]:
         )
         found = sharded(*parts.values())
         found.square().sum().full_tensor().backward()
-    differences = {"out": float((found.full_tensor() - wanted).detach().abs().max())}
-    for name, tensor in whole.items():
-        differences[name] = float((parts[name].grad.full_tensor() - tensor.grad).abs().max())
-    return differences
+    pairs = {name: (parts[name].grad.full_tensor(), tensor.grad) for name, tensor in whole.items()}
+    pairs["out"] = (found.detach().full_tensor(), wanted.detach())
+    return {name: float((got - right).abs().max() / right.abs().max()) for name, (got, right) in pairs.items()}
