@@ -10,6 +10,9 @@ from anymamba.ops import _finite
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from anymamba.ops.layer_norm import RMSNorm, layer_norm_fn, layer_norm_linear_fn, rms_norm_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
+from anymamba.ops.layout import announce as _announce
+from anymamba.ops.layout import asked_for as _asked_for
+from anymamba.ops.layout import explain_layout
 from anymamba.ops.mamba_inner import mamba_inner_fn, mamba_inner_ref
 from anymamba.ops.mamba_split_conv1d_scan import mamba_split_conv1d_scan_combined, mamba_split_conv1d_scan_ref
 from anymamba.ops.selective_scan import selective_scan_fn, selective_scan_ref
@@ -23,6 +26,7 @@ __all__ = [
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
+    "explain_layout",
     "layer_norm_fn",
     "layer_norm_linear_fn",
     "layernorm_fn",
@@ -45,3 +49,8 @@ __all__ = [
 
 if _finite.watched():
     _finite.watch(globals(), __all__)
+
+if _asked_for():  # ANYMAMBA_EXPLAIN_LAYOUT=1: which path each call takes, on stderr
+    import sys as _sys
+
+    _announce(_sys.modules[__name__])
