@@ -75,7 +75,7 @@ def causal_conv1d_forward(
     if _by_rows(seq_idx, x_, out):
         run(rows, batch * dim, at_least=_rows_a_thread(seqlen), most=how.threads)
     else:
-        run(tiles, batch * -(-dim // LANES), most=how.threads)
+        run(tiles, batch * -(-dim // LANES), at_least=-(-_rows_a_thread(seqlen) // LANES), most=how.threads)
     return like(x, out), final_states(x, width, seq_idx, initial_states) if return_final_states else None
 
 
@@ -113,7 +113,7 @@ def causal_conv1d_backward(
     if _by_rows(seq_idx, x_, dout_, dx):
         run(rows, batch * dim, at_least=_rows_a_thread(seqlen))
     else:
-        run(tiles, batch * -(-dim // LANES))
+        run(tiles, batch * -(-dim // LANES), at_least=-(-_rows_a_thread(seqlen) // LANES))
     if dfinal_states is not None:
         dlast = dfinal_states.to(work)
         if seq_idx is not None and seqlen:
