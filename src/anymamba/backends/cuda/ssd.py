@@ -295,8 +295,9 @@ def _shapes(headdim: int, dstate: int, size: int, limit: int) -> list[ForwardSha
             if width // 16 * (states // 16) >= warps and shape.shared_bytes(size, True, False) <= limit:
                 found.append(shape)
                 break
-    twice = [shape for shape in found if 2 * shape.shared_bytes(size, True, False) <= limit]
-    found = [shape for shape in twice if shape.warps == 4] or twice or found
+    four = [shape for shape in found if shape.warps == 4]
+    twice = [shape for shape in four if 2 * shape.shared_bytes(size, True, False) <= limit]
+    found = twice or four or found
     return found[: 2 if size == 2 and len(found) > 2 else 1]
 
 

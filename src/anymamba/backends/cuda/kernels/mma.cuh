@@ -359,11 +359,15 @@ __device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragmen
         }
 }
 #else
-// Right on every card: operands travel by shuffles. Not unrolled: a kernel has dozens of these.
+// Right on every card: operands travel by shuffles. A function that is called, by value so that all stays in registers: a kernel
+// has a hundred products, and compiling that many copies takes minutes.
+struct SumsValue {
+    float at[2][4];
+};
 template <class X>
-__device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const Fragment<X>& a, const Right<X>& b) {
+__device__ __noinline__ SumsValue multiply_by_shuffles(SumsValue sums, Fragment<X> a, Right<X> b) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll 1
+#pragma unroll
     for (int from = 0; from < 4; ++from) {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
@@ -383,18 +387,24 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&sums)[2][4], const 
                     const float y = __shfl_sync(ALL_LANES, own.y, (2 * t + column) * 4 + from);
 #pragma unroll
                     for (int row = 0; row < 2; ++row) {
-                        float& sum = sums[half][2 * row + column];
+                        float& sum = sums.at[half][2 * row + column];
                         sum = fmaf(left[row].x, x, fmaf(left[row].y, y, sum));
                     }
                 }
             }
         }
     }
+    return sums;
 }
 
 template <class X>
 __device__ __forceinline__ void multiply_once(float (&sums)[2][4], const Fragment<X>& a, const Right<X>& b) {
-    multiply_by_shuffles(sums, a, b);
+    SumsValue value;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) value.at[i / 4][i % 4] = sums[i / 4][i % 4];
+    value = multiply_by_shuffles(value, a, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i / 4][i % 4] = value.at[i / 4][i % 4];
 }
 #if __CUDA_ARCH__ >= 800
 template <>
