@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "SCHEMA", "VARIABLE", "Entry", "Parameters", "Place", "entries", "find", "fingerprint", "forget", "keep", "on_forget",
-    "path", "power", "reset", "trial",
+    "path", "power", "read", "reset", "trial", "write",
 ]  # fmt: skip
 
 SCHEMA = "anymamba-tuned/1"
@@ -136,8 +136,13 @@ def path() -> Path:
 
 def entries() -> dict[str, Entry]:
     """Return the entries in the file, by name; {} if there is no file or it is damaged."""
+    return read(path())
+
+
+def read(file: Path) -> dict[str, Entry]:
+    """Return the entries in a file that `write` wrote; {} if there is no such file or it is damaged."""
     try:
-        document = json.loads(path().read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
         if document["schema"] != SCHEMA:
             return {}
         return {
@@ -149,6 +154,12 @@ def entries() -> dict[str, Entry]:
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def write(file: Path, found: Mapping[str, Entry]) -> None:
+    """Write entries to a file of their own, for another machine with the same card."""
+    document = {"schema": SCHEMA, "entries": {name: entry._asdict() for name, entry in found.items()}}
+    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8", newline="\n")
 
 
 def keep(found: Mapping[str, Entry]) -> None:
