@@ -144,8 +144,9 @@ class Ranks:
             yield
         except RuntimeError as error:  # what every backend raises for a closed connection and for its timeout
             raise RankLostError(
-                f"Rank {self.rank} of {self.size} lost another rank of its sequence: it died, hangs, or does something else.",
-                why=str(error).strip().partition("\n")[0],
+                f"Rank {self.rank} of {self.size} lost another rank of its sequence, or the way to it: a rank died, hangs, "
+                "or does something else.",
+                why=" ".join(str(error).split())[:400],  # NCCL says what went wrong in its last line
                 next_step="read the output of the rank that failed first; under torchrun --max-restarts N all ranks start "
                 "again, from your last checkpoint",
             ) from error
