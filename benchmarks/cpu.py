@@ -125,7 +125,12 @@ def main() -> int:
         ).returncode
     if options.threads:
         torch.set_num_threads(options.threads)
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), load()
+    if busy is not None and busy > 0.5:
+        print(
+            f"The machine is busy (load {busy:.1f} before the start): times on several threads say little.",
+            file=sys.stderr,
+        )
     rows: list[dict[str, Any]] = []
     scaling: list[dict[str, Any]] = []
     peers = cpu_peers.operators()
@@ -149,6 +154,7 @@ def main() -> int:
         "processor": processor_name(),
         "threads": torch.get_num_threads(),
         "date": time.strftime("%Y-%m-%d"),
+        "load_before": busy,
         "peers": cpu_peers.versions(),
         "rows": rows,
         "scaling": scaling,
@@ -176,6 +182,11 @@ def main() -> int:
     options.output.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8", newline="\n")
     print(f"written: {options.output} ({time.perf_counter() - started:.0f} s)")
     return 0
+
+
+def load() -> float | None:
+    """Return how many processes wanted a core on average during the last minute, None where the system does not say."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def subjects(

@@ -30,7 +30,7 @@ WORDS: dict[str, dict[str, str]] = {
         "transformers {transformers}: its PyTorch path. In brackets: times faster than upstream's loop, or than the faster of the peers where that has none. "
         "Memory: peak MB of PyTorch's allocator in one call. Projections alone: the block's matrix products and nothing else. `python benchmarks/cpu.py --upstream DIR`",
         "cpu head": "| operator | size | pass | upstream | mamba.py | transformers | torch backend | cpu backend | memory: cpu backend | upstream | best peer |",
-        "cpu after": "Two threads beside one: {scaling}. First call of a process, with nothing compiled yet and later: {first}.",
+        "cpu after": "Times faster on all threads than on one: {scaling}. First call of a process, with nothing compiled yet and later: {first}.",
         "tests": "### Upstream's own tests",
         "tests about": "Run unchanged through the port by `python -m tools.upstream_tests CHECKOUT`, but for the adaptations that it "
         "prints (device, sizes that take a CPU hours).",
@@ -49,7 +49,7 @@ WORDS: dict[str, dict[str, str]] = {
         "（Mamba 块：围绕其参考函数）。mamba.py：mambapy {mamba_py}；transformers {transformers}：其 PyTorch 路径。括号内：比上游循环快的倍数；无上游循环时与较快的同类相比。"
         "内存：一次调用中 PyTorch 分配器的峰值（MB）。Projections alone：仅该块的矩阵乘法。`python benchmarks/cpu.py --upstream DIR`",
         "cpu head": "| 算子 | 规模 | 阶段 | 上游 | mamba.py | transformers | torch 后端 | cpu 后端 | 内存：cpu 后端 | 上游 | 最佳同类 |",
-        "cpu after": "两线程相对单线程：{scaling}。进程首次调用（无编译缓存时，及之后）：{first}。",
+        "cpu after": "全部线程相对单线程的加速：{scaling}。进程首次调用（无编译缓存时，及之后）：{first}。",
         "tests": "### 上游自己的测试",
         "tests about": "通过移植包原样运行（`python -m tools.upstream_tests CHECKOUT`），仅做该命令打印出的调整（设备、CPU 上需数小时的规模）。",
         "tests head": "| 软件包 | 设备 | 通过 | 失败 | 自行跳过 | 未过者（[原因](docs/trust.md#upstreams-own-tests)） |",
