@@ -24,8 +24,9 @@ from anymamba.backends.cuda.runtime.nvrtc import Nvrtc
 # do on some architectures, costs nothing that can be measured; an array or the inner loop's values would be hundreds.
 FRAME_BOUND = 16
 # Known to spill more: kernel -> bytes. To be emptied, not filled.
-# ssd_forward: the shapes for large cards, compiled for cards without the instructions (before sm_75; bf16 before sm_80).
-KNOWN = {"selective_scan_backward": 128, "selective_scan_forward": 64, "ssd_forward": 256}
+KNOWN = {"selective_scan_backward": 128, "selective_scan_forward": 64}
+# Before sm_80: shapes for large cards, which those cards do not get, with products that have no instruction there.
+KNOWN_BEFORE_80 = {"ssd_forward": 256}
 
 
 def compilers() -> list[Nvrtc]:
@@ -58,7 +59,8 @@ def assert_compiles_without_spills(nvrtc: Nvrtc, variant: Variant, architecture:
     assert re.search(r"Used \d+ registers", log), f"no resource report: {log}"
     frames = {int(size) for size in re.findall(r"(\d+) bytes stack frame", log)} | frame_bytes(image)
     where = f"{variant.kernel} {dict(variant.defines)} sm_{architecture} NVRTC {nvrtc.version}"
-    assert max(frames) <= KNOWN.get(variant.kernel, FRAME_BOUND), f"{where}: {max(frames)} bytes of local memory\n{log}"
+    known = KNOWN | KNOWN_BEFORE_80 if architecture < 80 else KNOWN
+    assert max(frames) <= known.get(variant.kernel, FRAME_BOUND), f"{where}: {max(frames)} bytes of local memory\n{log}"
 
 
 def frame_bytes(cubin: bytes) -> set[int]:
