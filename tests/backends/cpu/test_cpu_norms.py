@@ -23,11 +23,11 @@ def _tensor(*shape: int) -> torch.Tensor:
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
-    "layer norm": (
+    "RMS norm": (
         layer_norm_fn,
         lambda: {
             "x": _tensor(150, 700), "weight": _tensor(700), "bias": _tensor(700), "residual": _tensor(150, 700),
-            "prenorm": True,
+            "prenorm": True, "is_rms_norm": True,
         },
     ),
     "gated RMS norm": (

@@ -30,7 +30,8 @@ class _States(NamedTuple):
     C: torch.Tensor
     A: torch.Tensor  # (groups, channels, 1, dstate)
     initial: torch.Tensor | None  # (batch, groups, channels, dstate)
-    decay: torch.Tensor | None  # (batch, groups, channels, steps, dstate); None for a first step: nothing decays
+    first: int  # the first step before which there is a state that decays: 0 with an initial state, else 1
+    decay: torch.Tensor | None  # (batch, groups, channels, steps from `first` on, dstate); None if there are none
     states: torch.Tensor  # after each step
 
 
@@ -101,23 +102,21 @@ def short_backward(
     if decay is not None:
         gradients, decays = dstates.unbind(-2), decay.unbind(-2)
         for t in range(steps - 1, 0, -1):
-            gradients[t - 1].addcmul_(gradients[t], decays[t])
+            gradients[t - 1].addcmul_(gradients[t], decays[t - s.first])
     dtu = (s.dt * s.u).unsqueeze(-1)
     dB = _reduced(dstates * dtu, B)
     ddtu = (dstates * s.B).sum(-1)
     ddt = ddtu * s.u
     dA, dinitial = None, None
     if decay is not None:
-        through = decay.mul_(dstates)  # the gradient of the state before each step
+        through = decay.mul_(dstates[..., s.first :, :])  # the gradient of the state before each step
         dinitial = None if initial_state is None else _like(initial_state, through[..., 0, :].clone())
         # The gradient of delta * A at each step: `through` times the state before it.
-        through[..., 1:, :].mul_(states[..., :-1, :])
-        if s.initial is None:
-            through[..., 0, :].zero_()
-        else:
+        if s.initial is not None:
             through[..., 0, :].mul_(s.initial)
-        ddt.add_((through * s.A).sum(-1))
-        dA = through.mul_(s.dt.unsqueeze(-1)).sum((0, 3))
+        through[..., 1 - s.first :, :].mul_(states[..., :-1, :])
+        ddt[..., s.first :].add_((through * s.A).sum(-1))
+        dA = through.mul_(s.dt[..., s.first :].unsqueeze(-1)).sum((0, 3))
     du = ddtu.mul_(s.dt)
     dD = None
     if D is not None:
@@ -160,12 +159,14 @@ def _states(
     initial = decay = None
     if initial_state is not None:
         initial = initial_state.to(A.dtype).view(-1, groups, rates.shape[1], A.shape[1])
-    if initial is not None or u.shape[2] > 1:
-        decay = (dt.unsqueeze(-1) * rates).exp_()
-        state = initial
-        for a, x in zip(decay.unbind(-2), states.unbind(-2)):
-            state = x if state is None else x.addcmul_(a, state)
-    return _States(inputs, raw, dt, wide_B, _matrix(C, rates), rates, initial, decay, states)
+    first = 1 if initial is None else 0
+    if u.shape[2] > first:
+        decay = (dt[..., first:].unsqueeze(-1) * rates).exp_()
+        columns = states.unbind(-2)
+        state = columns[0] if initial is None else initial
+        for a, x in zip(decay.unbind(-2), columns[first:]):
+            state = x.addcmul_(a, state)
+    return _States(inputs, raw, dt, wide_B, _matrix(C, rates), rates, initial, first, decay, states)
 
 
 def _ungated(s: _States, D: torch.Tensor | None) -> torch.Tensor:
@@ -185,7 +186,9 @@ def _matrix(matrix: torch.Tensor, rates: torch.Tensor) -> torch.Tensor:
     """View B or C (batch, groups, dstate, steps), or a constant one (dim, dstate), so that it multiplies states."""
     if matrix.dtype != rates.dtype:
         matrix = matrix.to(rates.dtype)
-    return matrix.reshape(rates.shape) if matrix.dim() == 2 else matrix.transpose(2, 3).unsqueeze(2)
+    if matrix.dim() == 2:
+        return matrix.reshape(rates.shape)
+    return matrix.transpose(2, 3).contiguous().unsqueeze(2)  # small, and read once a channel
 
 
 def _reduced(products: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
