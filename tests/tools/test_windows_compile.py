@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from anymamba.faults import explain
 from anymamba.upstream.native.rules import all_rules, rule
 from tools.windows_compile_table import DOCUMENT, replaced
 from tools.windows_lab import fetch
@@ -201,6 +203,13 @@ def test_in_the_committed_results_every_compiler_did_as_it_must() -> None:
     assert {one.without for one in record.entries} - {""} == {trial.rule for trial in TRIALS}
     assert {one.build for one in record.entries} == {build.key for build in BUILDS}
     assert "/work" not in json.dumps(json.loads(RESULTS.read_text(encoding="utf-8")))
+
+
+def test_what_real_compilers_said_is_explained_as_the_fault_of_the_rule() -> None:
+    for entry in Record(RESULTS).entries:
+        if entry.without:
+            finding = explain(io.BytesIO(entry.error.encode())).cause
+            assert finding is not None and finding.fault.id == rule(entry.without).fault, entry
 
 
 def test_the_document_shows_what_is_recorded() -> None:
