@@ -136,7 +136,8 @@ def compile_all(
     known = {job.key for job in jobs} | {(build.key, step["output"], "") for build, step, _ in links}
     asked = {job.build.key for job in jobs}
     record.entries = [entry for entry in record.entries if entry.key in known or entry.build not in asked]
-    record.not_compiled = left
+    meant = {build.key for build in BUILDS if re.search(only, build.key)}
+    record.not_compiled = left + [text for text in record.not_compiled if text.partition(": ")[0] not in meant]
     record.save()
     say(f"{len(jobs) - len(left)} of {len(jobs)} compiles are recorded in {record.path}; {len(left)} left")
     return fine

@@ -187,7 +187,7 @@ def make_native_plan(
             Problem(
                 "Visual Studio for CUDA",
                 f"_MSC_VER {chain.msc_version} with CUDA {chain.cuda[0]}.{chain.cuda[1]}",
-                "this CUDA does not know it; it will be told to go on (rule msvc-guard), which was read, not tried",
+                "this CUDA does not know it; it will be told to go on (rule msvc-guard; tried with its headers, not its nvcc)",
                 'if it fails: the component "MSVC v143 14.38-17.8" in the Visual Studio Installer',
                 fatal=False,
             )
