@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anymamba.errors import OptionError
-from anymamba.measure.bench import floors, memory
+from anymamba.measure.bench import floors, memory, run
 from anymamba.measure.bench.floors import least_bytes
 from anymamba.measure.bench.implementations import Implementation
 from anymamba.measure.bench.results import Row
@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _short_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(floors.COPIED, "cpu", 2**12)
+    monkeypatch.setitem(run.SWEPT_BYTES, "cpu", 2**12)
 
 
 class Silent:
@@ -90,6 +91,49 @@ def test_a_wrong_implementation_is_named_and_never_timed() -> None:
     assert (row.status, row.rounds_ms) == ("wrong", ())
     assert "output 0 is off by 0.5" in row.message
     assert timed == [(2, 32, 37)]  # only the check's own size
+
+
+def test_what_is_right_when_small_and_wrong_at_the_full_size_is_named_and_never_timed() -> None:
+    def overflowing(x: torch.Tensor, **others: Any) -> torch.Tensor:
+        out: torch.Tensor = CONV.ours(x=x, **others)
+        return out if x.shape[2] < 64 else out * (torch.arange(x.shape[2]) < 64)
+
+    broken = Implementation("broken", "yes", {CONV.name: overflowing}, ours=True)
+    work = Work(CONV, Size(2, 100, 8), FORWARD)
+    first, second = bench(plan(work), Silent(), [right(), broken]).rows
+    assert (first.status, first.full_error) == ("measured", None)
+    assert second.status == "wrong"
+    assert "at the full size it parts from right" in second.message
+    assert second.rounds_ms == ()
+    again = bench(plan(work), Silent(), [right(), right("other")]).rows[1]
+    assert (again.status, again.full_error) == ("measured", 0.0)
+
+
+def test_a_step_is_compared_from_the_same_states() -> None:
+    step = SUBJECTS["causal_conv1d_update"]
+    two = [Implementation(name, "yes", {step.name: step.ours}, ours=True) for name in ("a", "b")]
+    rows = bench(plan(Work(step, Size(2, 0, 16), STEP)), Silent(), two).rows
+    assert [row.full_error for row in rows] == [None, 0.0]
+
+
+def test_a_call_is_also_timed_with_nothing_in_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[bool] = []
+    fill = torch.Tensor.fill_
+
+    def noting(tensor: torch.Tensor, value: float) -> torch.Tensor:
+        swept.append(True)
+        return fill(tensor, value)
+
+    monkeypatch.setattr(torch.Tensor, "fill_", noting)
+
+    def watch(call: Any, count: int) -> float:
+        call()
+        fresh = bool(swept)
+        swept.clear()
+        return 3e-3 if fresh else 1e-3
+
+    (row,) = bench(plan(SMALL, watch=watch), Silent(), [right()]).rows
+    assert (row.cold_ms, row.median_ms) == (3.0, 1.0)
 
 
 def test_a_wrong_gradient_is_wrong_only_where_gradients_are_measured() -> None:

@@ -18,6 +18,8 @@ __all__ = [
     "DSTATE",
     "mamba2_arguments",
     "mamba2_block",
+    "mamba2_step",
+    "mamba2_step_arguments",
     "mamba_arguments",
     "mamba_block",
     "mamba_step",
@@ -131,6 +133,45 @@ def mamba_step(convolve: Callable[..., Any], update: Callable[..., Any]) -> Call
             ssm_state, x, F.linear(delta, delta_proj), -torch.exp(A_log), B, C, D, z=z, dt_bias=delta_bias,
             dt_softplus=True,
         )  # fmt: skip
+        return F.linear(y, out_proj)
+
+    return step
+
+
+def mamba2_step_arguments(draw: Draw, batch: int, length: int, width: int) -> dict[str, Any]:
+    """Return the arguments of a step from `mamba2_step`: one token for each of `batch` sequences; `length` has no meaning."""
+    given = mamba2_arguments(draw, batch, 1, width)
+    given["hidden"] = given["hidden"].detach()[:, 0]
+    dim = 2 * width
+    return {name: tensor.detach() for name, tensor in given.items()} | {
+        "conv_state": draw.normal(batch, dim + 2 * DSTATE2, TAPS, grad=False),
+        "ssm_state": draw.normal(batch, dim // HEADDIM, HEADDIM, DSTATE2, grad=False),
+    }
+
+
+def mamba2_step(
+    convolve: Callable[..., Any], update: Callable[..., Any], norm: Callable[..., Any]
+) -> Callable[..., torch.Tensor]:
+    """Return one decoding step of a Mamba-2 block around functions like `causal_conv1d_update`, `selective_state_update` and
+    `rmsnorm_fn` (the gated one); what belongs to a head alone is given to all its channels as views, as its caches want it.
+    """
+
+    def step(
+        hidden: torch.Tensor, in_proj: torch.Tensor, conv_weight: torch.Tensor, conv_bias: torch.Tensor,
+        dt_bias: torch.Tensor, A_log: torch.Tensor, D: torch.Tensor, norm_weight: torch.Tensor, out_proj: torch.Tensor,
+        conv_state: torch.Tensor, ssm_state: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        batch, heads = hidden.shape[0], dt_bias.shape[0]
+        dim = heads * HEADDIM
+        z, mixed, dt = F.linear(hidden, in_proj).split([dim, dim + 2 * DSTATE2, heads], dim=-1)
+        mixed = convolve(mixed, conv_state, conv_weight, conv_bias, "silu")
+        x, B, C = mixed.split([dim, DSTATE2, DSTATE2], dim=-1)
+        y = update(
+            ssm_state, x.view(batch, heads, HEADDIM), dt[:, :, None].expand(batch, heads, HEADDIM),
+            -torch.exp(A_log)[:, None, None].expand(heads, HEADDIM, DSTATE2), B[:, None], C[:, None],
+            D[:, None].expand(heads, HEADDIM), z=None, dt_bias=dt_bias[:, None].expand(heads, HEADDIM), dt_softplus=True,
+        )  # fmt: skip
+        y = norm(y.reshape(batch, dim), norm_weight, None, z, 1e-5, None, False)
         return F.linear(y, out_proj)
 
     return step

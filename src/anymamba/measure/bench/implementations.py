@@ -123,8 +123,16 @@ def _upstream_triton(device: torch.device) -> dict[str, Callable[..., Any]]:
         "ssd": combined.mamba_chunk_scan_combined,
         "selective_state_update": update,
     }
+    gated = _import("mamba_ssm.ops.triton.layernorm_gated")
+    found["gated rms_norm"] = gated.layernorm_fn
     with contextlib.suppress(NotHereError):
-        found["Mamba block step"] = blocks.mamba_step(_import("causal_conv1d").causal_conv1d_update, update)
+        convolve = _import("causal_conv1d").causal_conv1d_update
+        found["Mamba block step"] = blocks.mamba_step(convolve, update)
+        found["Mamba-2 block step"] = blocks.mamba2_step(convolve, update, gated.rmsnorm_fn)
+    with contextlib.suppress(NotHereError):  # its name was another before 2.0
+        found["rms_norm with residual"] = _import("mamba_ssm.ops.triton.layer_norm").layer_norm_fn
+    with contextlib.suppress(NotHereError):
+        found["swiglu"] = _import("mamba_ssm.ops.triton.k_activations").swiglu
     return found
 
 

@@ -45,6 +45,10 @@ class Row:
     cold_s : float or None
         Seconds of the implementation's first call of this work in the process, at the size of the check: loading and
         compiling, or taking from a disk cache.
+    cold_ms : float or None
+        Median of a few calls, each after memory was swept: nothing of the arguments is left in a cache. The rounds are warm.
+    full_error : float or None
+        Relative error of the outputs at the full size, against the first implementation measured there.
     error, bound : float or None
         Of the tensor closest to its bound, against the float64 reference at the size of the check.
     """
@@ -69,6 +73,8 @@ class Row:
     error: float | None = None
     bound: float | None = None
     floor_ms: float | None = None
+    cold_ms: float | None = None
+    full_error: float | None = None
 
     @property
     def work(self) -> tuple[str, str, str, str]:

@@ -11,7 +11,7 @@ import torch
 
 from anymamba import backends
 from anymamba.errors import AnymambaError, BackendRefusedError, OptionError
-from anymamba.measure.accuracy import deviations, outputs_and_gradients, reference_results
+from anymamba.measure.accuracy import deviations, outputs_and_gradients, reference_results, relative_error
 from anymamba.measure.bench import floors, machine, memory
 from anymamba.measure.bench.implementations import Implementation, implementations
 from anymamba.measure.bench.results import FAILED, MEASURED, REFUSED, SKIPPED, WRONG, Result, Row
@@ -23,6 +23,9 @@ __all__ = ["Plan", "Progress", "bench", "estimate", "exit_code"]
 
 # What others may differ by: TF32 products and fast exponentials are their right, and a comparison is no test of theirs.
 _OTHERS = {torch.float64: 1e-6, torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+FULL_SIZE = 4  # times the bound of the small size: sums are longer, and both sides err
+# more than the last level of cache of most machines: 60 MB on a card, 100 MB on servers
+SWEPT_BYTES = {"cpu": 2**27, "cuda": 2**28}
 DRIFT = 0.10  # from the first to the second half of the rounds: then the clocks or another program moved
 
 
@@ -130,6 +133,8 @@ def _measure(
     calls: dict[str, tuple[Call, int]] = {}
     wanted = _truth(work, plan.dtype)
     arguments: dict[str, Any] | None = None
+    states: dict[str, torch.Tensor] = {}
+    first: tuple[str, list[torch.Tensor]] | None = None
     floor = 0.0
     for candidate in candidates:
         function = candidate.functions.get(subject.name)
@@ -153,8 +158,17 @@ def _measure(
             progress.step(f"{place}: {candidate.name}, memory")
             if arguments is None:
                 arguments = subject.arguments(Draw(plan.dtype, plan.device), *size)
+                states = {name: arguments[name].clone() for name in subject.changed}
             call = _call(work, function, arguments)
-            outputs = _outputs(function, arguments)
+            # a step writes its states: each candidate gets them as they were
+            fresh = {name: state.clone() for name, state in states.items()}
+            outputs = _outputs(function, arguments | fresh)
+            if first is None:
+                first = candidate.name, [out.detach().clone() for out in outputs]
+            row = _compared(row, plan, work, candidate, outputs, *first)
+            if row.status != MEASURED:
+                rows[candidate.name] = row
+                continue
             floor = floors.least_bytes(arguments, outputs, work.direction == BOTH) / rates[0]
             if subject.changed:  # a step writes its states too
                 floor += sum(floors.least_bytes({}, [arguments[name]], False) for name in subject.changed) / rates[0]
@@ -170,10 +184,14 @@ def _measure(
             rows[candidate.name] = replace(row, status=FAILED, message=f"{type(error).__name__}: {text}")
     progress.step(f"{place}: {plan.rounds} rounds of {', '.join(calls)}" if calls else f"{place}: nothing to measure")
     times = time_rounds(calls, plan.rounds, watch, plan.limit)
+    progress.step(f"{place}: once more with nothing in the caches")
+    swept = _swept(calls, plan, watch)
     tokens = size.batch * max(size.length, 1)
     flops = subject.flops(size) * (3 if work.direction == BOTH else 1)
     for name, seconds_of in times.items():
-        row = replace(rows[name], rounds_ms=tuple(round(value * 1e3, 5) for value in seconds_of))
+        row = replace(
+            rows[name], rounds_ms=tuple(round(value * 1e3, 5) for value in seconds_of), cold_ms=swept.get(name)
+        )
         middle = (row.median_ms or 0.0) / 1e3
         if middle > 0:
             row = replace(
@@ -217,6 +235,44 @@ def _checked(
         bound=worst.bound,
         cold_s=round(cold, 4),
     )
+
+
+def _compared(
+    row: Row, plan: Plan, work: Work, candidate: Implementation, outputs: list[torch.Tensor], name: str,
+    first: list[torch.Tensor],
+) -> Row:  # fmt: skip
+    """Return the row with its error at the full size beside the first implementation's, and status measured or wrong.
+
+    The float64 reference would take minutes there. Two that agree at the small size and part at the large one: one of them
+    is wrong (an index that overflows, a block that is not reached), and the second is the one that is named.
+    """
+    if name == candidate.name:
+        return row
+    bound = FULL_SIZE * (work.subject.output_bounds[plan.dtype] if candidate.ours else _OTHERS[plan.dtype])
+    error = max((relative_error(out, wanted) for out, wanted in zip(outputs, first)), default=0.0)
+    row = replace(row, full_error=error)
+    if error <= bound:
+        return row
+    return replace(
+        row, status=WRONG, message=f"at the full size it parts from {name} by {error:.2g}, may by {bound:.2g}"
+    )
+
+
+def _swept(calls: dict[str, tuple[Call, int]], plan: Plan, watch: Stopwatch) -> dict[str, float]:
+    """Return the milliseconds of single calls for which nothing of the arguments is in a cache: median of three."""
+    if not calls:
+        return {}
+    sweep = torch.empty(SWEPT_BYTES.get(plan.device.type, SWEPT_BYTES["cuda"]) // 4, device=plan.device)
+    found = {}
+    for name, (call, _) in calls.items():
+        times = []
+        for _ in range(3):
+            sweep.fill_(1.0)
+            times.append(watch(call, 1))
+            if sum(times) > plan.limit:
+                break
+        found[name] = round(sorted(times)[len(times) // 2] * 1e3, 5)
+    return found
 
 
 def _expected(plan: Plan, work: Work, function: Callable[..., Any], watch: Stopwatch) -> float:

@@ -14,10 +14,14 @@ from anymamba.measure.bench import blocks
 from anymamba.measure.cases import Draw, causal_conv1d, selective_scan, selective_state_update, ssd
 from anymamba.ops import mamba_inner_fn
 from anymamba.ops.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from anymamba.ops.layer_norm import layer_norm_fn
+from anymamba.ops.layernorm_gated import layernorm_fn as gated_norm_fn
+from anymamba.ops.layernorm_gated import rmsnorm_fn
 from anymamba.ops.mamba_split_conv1d_scan import mamba_split_conv1d_scan_combined
 from anymamba.ops.selective_scan import selective_scan_fn
 from anymamba.ops.selective_state_update import selective_state_update as state_update
 from anymamba.ops.ssd import mamba_chunk_scan_combined
+from anymamba.ops.swiglu import swiglu
 
 __all__ = ["BOTH", "FORWARD", "PRESETS", "STEP", "SUBJECTS", "Size", "Subject", "Work", "preset"]
 
@@ -92,7 +96,24 @@ def _mamba_flops(size: Size) -> float:
 def _mamba2_flops(size: Size) -> float:
     dim = 2 * size.width
     a_token = size.width * (2 * dim + 2 * blocks.DSTATE2 + dim // blocks.HEADDIM) + dim * size.width
-    return 2.0 * size.batch * size.length * a_token
+    return 2.0 * size.batch * max(size.length, 1) * a_token
+
+
+def _norm(draw: Draw, batch: int, length: int, width: int) -> dict[str, Any]:
+    """As before each block of a model: the residual is added and handed on in float32."""
+    return {
+        "x": draw.normal(batch, length, width), "weight": draw.normal(width, dtype=draw.wide), "bias": None,
+        "residual": draw.normal(batch, length, width, dtype=draw.wide), "prenorm": True, "residual_in_fp32": True,
+        "is_rms_norm": True,
+    }  # fmt: skip
+
+
+def _gated_norm(draw: Draw, batch: int, length: int, width: int) -> dict[str, Any]:
+    """As within a Mamba-2 block, over all its channels."""
+    return {
+        "x": draw.normal(batch, length, 2 * width), "weight": draw.normal(2 * width, dtype=draw.wide), "bias": None,
+        "z": draw.normal(batch, length, 2 * width), "eps": 1e-5, "norm_before_gate": False, "is_rms_norm": True,
+    }  # fmt: skip
 
 
 SUBJECTS = {
@@ -109,6 +130,11 @@ SUBJECTS = {
         Subject(
             "Mamba block step", blocks.mamba_step(causal_conv1d_update, state_update), blocks.mamba_step_arguments,
             Size(2, 0, 32), steps=True, changed=("conv_state", "ssm_state"), flops=_mamba_flops, output_bounds=_BLOCK,
+        ),
+        Subject(
+            "Mamba-2 block step", blocks.mamba2_step(causal_conv1d_update, state_update, rmsnorm_fn),
+            blocks.mamba2_step_arguments, Size(2, 0, 64), steps=True, changed=("conv_state", "ssm_state"),
+            flops=_mamba2_flops, output_bounds=_BLOCK,
         ),
         Subject(
             "selective_scan", selective_scan_fn,
@@ -132,6 +158,9 @@ SUBJECTS = {
             "causal_conv1d_update", causal_conv1d_update, lambda draw, b, l, w: causal_conv1d.step(draw, b, 2 * w),
             Size(2, 0, 16), steps=True, changed=("conv_state",),
         ),
+        Subject("rms_norm with residual", layer_norm_fn, _norm, Size(2, 7, 32)),
+        Subject("gated rms_norm", gated_norm_fn, _gated_norm, Size(2, 7, 32)),
+        Subject("swiglu", swiglu, lambda draw, b, l, w: {"xy": draw.normal(b, l, 4 * w)}, Size(2, 7, 32)),
     )
 }  # fmt: skip
 
@@ -142,12 +171,21 @@ PRESETS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int, int], ...], tupl
     "short": (_BLOCKS, ((8, 128, 128),), (FORWARD, BOTH)),
     "long": (_BLOCKS, ((1, 512, 2048), (1, 1024, 8192), (1, 2048, 32768)), (FORWARD, BOTH)),
     "decode": (
-        ("Mamba block step", "selective_state_update", "causal_conv1d_update"),
+        ("Mamba block step", "Mamba-2 block step", "selective_state_update", "causal_conv1d_update"),
         ((1, 0, 0), (16, 0, 0)),
         (STEP,),
     ),
     "ops": (
-        ("selective_scan", "causal_conv1d", "ssd", "selective_state_update", "causal_conv1d_update"),
+        (
+            "selective_scan",
+            "causal_conv1d",
+            "ssd",
+            "rms_norm with residual",
+            "gated rms_norm",
+            "swiglu",
+            "selective_state_update",
+            "causal_conv1d_update",
+        ),
         ((2, 256, 2048),),
         (FORWARD, BOTH, STEP),
     ),

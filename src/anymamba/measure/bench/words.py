@@ -10,7 +10,8 @@ from anymamba.measure.bench.results import MEASURED, Result, Row
 __all__ = ["COLUMNS", "amount", "cells", "fastest", "groups", "machine_lines"]
 
 COLUMNS = (
-    "implementation", "time ms", "spread", "memory MB", "Windows", "tokens/s", "copy", "matrix", "first call s", "error",
+    "implementation", "time ms", "spread", "memory MB", "Windows", "tokens/s", "copy", "matrix", "swept ms", "first call s",
+    "error",
 )  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def amount(value: float | None, unit: str = "") -> str:
 def cells(row: Row) -> list[str]:
     """Return a row's cells, as many as COLUMNS; a row that was not measured says why in place of the time."""
     if row.status != MEASURED:
-        return [row.implementation, row.status, "-", "-", row.windows, "-", "-", "-", "-", _error(row.error)]
+        return [row.implementation, row.status, "-", "-", row.windows, "-", "-", "-", "-", "-", _error(row.error)]
     return [
         row.implementation,
         amount(row.median_ms),
@@ -38,6 +39,7 @@ def cells(row: Row) -> list[str]:
         amount(row.tokens_per_s),
         _share(row.copy_share),
         _share(row.matrix_share),
+        amount(row.cold_ms),
         amount(row.cold_s),
         _error(row.error),
     ]
