@@ -199,7 +199,7 @@ _ERROR_LINE = re.compile(
     | \):\s(?:fatal\s)?error(?:\s\#\d+)?:\s                             # nvcc on Windows
     | ^\s*nvcc\s(?:fatal|error)\s*:
     | ^\s*(?:[|>]\s*)?(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::\s|$)   # Python
-    | ^\s*(?:ERROR|FATAL|CRITICAL|Error|fatal|FAILED)\s?:\s
+    | ^\s*(?:ERROR|FATAL|CRITICAL|Error|error|fatal|FAILED)\s?:\s
     | ^\s*ninja:\serror
     | Segmentation\sfault|core\sdumped|\bKilled$|Access\sviolation|Windows\sfatal\sexception
     | \bcollect2:\serror|\bld:\s(?:cannot|fatal)
