@@ -116,9 +116,8 @@ class EmulatedDriver:
         # Not parameters[0]: that would be a copy up to the first zero byte.
         return int(function[1](*geometry, ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]))
 
-    def launch_objects(self, function: Any, *arguments: Any) -> int:
-        *geometry, stream, parameters, extra = arguments
-        return self.launch(function, *(value.value for value in geometry), stream, parameters, extra)
+    def bound_launch(self, function: Any, grid: Any, block: Any, shared_bytes: int, stream: int) -> Any:
+        return lambda reference, extra: self.launch(function, *grid, *block, shared_bytes, stream, reference, extra)
 
     def current_stream(self, device: int) -> int:
         return 0

@@ -89,9 +89,8 @@ class FakeDriver:
         )
         return code
 
-    def launch_objects(self, function: Any, *arguments: Any) -> int:
-        *geometry, stream, parameters, extra = arguments
-        return self.launch(function, *(value.value for value in geometry), stream.value, parameters, extra)
+    def bound_launch(self, function: Any, grid: Any, block: Any, shared_bytes: int, stream: int) -> Any:
+        return lambda reference, extra: self.launch(function, *grid, *block, shared_bytes, stream, reference, extra)
 
     def current_stream(self, device: int) -> int:
         return 1000 + device

@@ -156,13 +156,13 @@ class Kernel:
 class Plan:
     """A launch with everything settled but the pointers. Call it with those; it launches on PyTorch's current stream.
 
-    All arguments of the driver's function are ctypes objects made beforehand, but for the pointers, which are packed into a
+    All arguments of the driver's function are made beforehand, once a stream, but for the pointers, which are packed into a
     buffer of the calling thread: the driver copies it before it returns.
     """
 
     __slots__ = (
-        "_current_device", "_device", "_launch", "_pack_into", "_parameters", "_slots", "_stream", "_streams", "block",
-        "grid", "kernel", "shared_bytes",
+        "_current_device", "_device", "_launches", "_pack_into", "_parameters", "_slots", "_stream", "block", "grid",
+        "kernel", "shared_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -181,9 +181,7 @@ class Plan:
         self._slots: dict[int, tuple[Any, Any]] = {}
         self._device = kernel.device
         self._current_device, self._stream = driver.current_device, driver.current_stream
-        self._streams: dict[int, ctypes.c_void_p] = {}
-        geometry = [ctypes.c_uint(value) for value in (*grid, *block, shared_bytes)]
-        self._launch = functools.partial(driver.launch_objects, kernel._function, *geometry)
+        self._launches: dict[int, Callable[[Any, None], int]] = {}
 
     def __call__(self, *pointers: int) -> None:
         """Launch. Fewer checks than `Kernel.launch`, the same errors."""
@@ -192,24 +190,28 @@ class Plan:
         device = self._device
         if self._current_device() == device:
             stream = self._stream(device)
-            if not self._launch(self._streams.get(stream) or self._new_stream(stream), slot[1], None):
+            if not (self._launches.get(stream) or self._new_launch(stream))(slot[1], None):
                 return
         # Another device is current, or an error: the careful way.
         self.kernel.launch(self.grid, self.block, self.shared_bytes, bytes(slot[0]))
 
     def _new_slot(self) -> tuple[Any, Any]:
         buffer = (ctypes.c_char * len(self._parameters)).from_buffer_copy(self._parameters)
-        slot = (buffer, (ctypes.c_void_p * 1)(ctypes.addressof(buffer)))
+        slot = (buffer, ctypes.byref((ctypes.c_void_p * 1)(ctypes.addressof(buffer))))
         if len(self._slots) > 64:  # threads come and go; what a running one holds stays alive through its own reference
             self._slots.clear()
         self._slots[get_ident()] = slot
         return slot
 
-    def _new_stream(self, stream: int) -> ctypes.c_void_p:
-        if len(self._streams) > 64:
-            self._streams.clear()
-        handle = self._streams[stream] = ctypes.c_void_p(stream)
-        return handle
+    def _new_launch(self, stream: int) -> Callable[[Any, None], int]:
+        if len(self._launches) > 64:
+            self._launches.clear()
+        kernel = self.kernel
+        launch: Callable[[Any, None], int] = kernel._driver.bound_launch(
+            kernel._function, self.grid, self.block, self.shared_bytes, stream
+        )
+        self._launches[stream] = launch
+        return launch
 
 
 class Runtime:
