@@ -154,7 +154,12 @@ def causal_conv1d_fn(
     differentiable = differentiated(x, weight, bias, initial_states)
     plain = seq_idx is None and initial_states is None and final_states_out is None and not tracing
     call_key = None
-    if plain and not return_final_states and x.device.type in DEVICES:
+    if plain and not return_final_states and (x.is_cuda or x.device.type in DEVICES):
+        prepared = _prepared_forward.alike((x, weight, bias), activation)
+        if prepared is not None:
+            out = _Prepared.apply(prepared, x, weight, bias) if differentiable else prepared(x, weight, bias)
+            if out is not None:
+                return out
         call_key = _prepared_forward.key((x, weight, bias), activation)
         prepared = _prepared_forward.find(call_key)
         if prepared is not None:
@@ -174,7 +179,8 @@ def causal_conv1d_fn(
         out, final_states = _forward(*arguments)
     if call_key is not None:
         backend = choose(CAUSAL_CONV1D, _call(x, weight))
-        _prepared_forward.remember(call_key, backend, CAUSAL_CONV1D, (x, weight, bias, silu))
+        tensors = (x, weight, bias)
+        _prepared_forward.remember(call_key, backend, CAUSAL_CONV1D, (*tensors, silu), tensors, activation)
     return _with_states(out, final_states, return_final_states, final_states_out)
 
 
@@ -221,8 +227,14 @@ def causal_conv1d_update(
     """
     tracing = traced(x)
     call_key = None
-    if not tracing and x.device.type in STEP_DEVICES:
-        call_key = _prepared_update.key((x, conv_state, weight, bias, cache_seqlens, conv_state_indices), activation)
+    tensors = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+    if not tracing and (x.is_cuda or x.device.type in STEP_DEVICES):
+        prepared = _prepared_update.alike(tensors, activation)
+        if prepared is not None:
+            known = prepared(*tensors)
+            if known is not None:
+                return cast(torch.Tensor, known)
+        call_key = _prepared_update.key(tensors, activation)
         prepared = _prepared_update.find(call_key)
         if prepared is not None:
             return cast(torch.Tensor, prepared(x, conv_state, weight, bias, cache_seqlens, conv_state_indices))
@@ -245,6 +257,8 @@ def causal_conv1d_update(
             choose(CAUSAL_CONV1D_UPDATE, _call(x, weight)),
             CAUSAL_CONV1D_UPDATE,
             (x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices),
+            tensors,
+            activation,
         )
     return out if x.dim() == 3 else out.squeeze(-1)
 
@@ -423,9 +437,15 @@ class _Prepared(torch.autograd.Function):
         return cast(torch.Tensor, prepared(x, weight, bias))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():  # with create_graph: the decorator says that there is no second derivative
+            return _backward_once(ctx, dout)
         return None, *ctx.prepared.backward(*ctx.saved_tensors, dout)
+
+
+@torch.autograd.function.once_differentiable
+def _backward_once(ctx: Any, dout: torch.Tensor) -> Any:
+    return None, *ctx.prepared.backward(*ctx.saved_tensors, dout)
 
 
 def _forward(

@@ -111,8 +111,14 @@ def selective_state_update(
     """
     arguments = (state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
     tracing, key = traced(x), None
-    if not tracing and state.device.type in STEP_DEVICES:
-        key = _prepared.key((state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices), dt_softplus)
+    tensors = (state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
+    if not tracing and (state.is_cuda or state.device.type in STEP_DEVICES):
+        prepared = _prepared.alike(tensors, dt_softplus)
+        if prepared is not None:
+            known = prepared(*arguments)
+            if known is not None:
+                return cast(torch.Tensor, known)
+        key = _prepared.key(tensors, dt_softplus)
         prepared = _prepared.find(key)
         if prepared is not None:
             return cast(torch.Tensor, prepared(*arguments))
@@ -138,7 +144,9 @@ def selective_state_update(
         out: torch.Tensor = run(state, x, dt, A, B, C, D, z, dt_bias, bool(dt_softplus), state_batch_indices)
     if key is not None:
         call = SelectiveStateUpdateCall(x.device, x.dtype, state.dtype, state.shape[2], state.shape[3])
-        _prepared.remember(key, choose(SELECTIVE_STATE_UPDATE, call), SELECTIVE_STATE_UPDATE, arguments)
+        _prepared.remember(
+            key, choose(SELECTIVE_STATE_UPDATE, call), SELECTIVE_STATE_UPDATE, arguments, tensors, dt_softplus
+        )
     return out if has_heads else out.squeeze(1)
 
 

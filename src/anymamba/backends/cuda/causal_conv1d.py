@@ -14,6 +14,7 @@ import torch
 from anymamba.backends import Operator, tuned
 from anymamba.backends.cuda import _tuning, device_refusal
 from anymamba.backends.cuda.runtime import Kernel, Plan, Variant, cached, runtime
+from anymamba.ops._prepared import same_kind
 
 __all__ = [
     "causal_conv1d_backward",
@@ -28,6 +29,7 @@ __all__ = [
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
+CHECKS_ALIGNMENT = True  # of calls that it prepared; see anymamba.ops._prepared
 THREADS = 256
 LANES, RUNS, UNROLL = 32, 8, 8  # of the channel-last kernels
 BLOCKS_PER_MULTIPROCESSOR = 8  # that fill the card: more would be shorter, and ending a block costs too
@@ -184,7 +186,7 @@ def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state
     return states.transpose(1, 2)
 
 
-def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor] | None:
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor | None] | None:
     """Return a function that does calls like this one, or None; see `anymamba.ops._prepared`."""
     if operator.name == "causal_conv1d":
         return _prepare_forward(*arguments)
@@ -199,42 +201,57 @@ class PreparedConvolution:
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool) -> None:
         self._silu, self._device = silu, x.get_device()
         stride = torch.empty_like(x).stride()
+        self._beyond = _beyond(x, weight, bias)
         self._forward = _forward_plan(_key(x), _key(weight), _key(bias), None, None, stride, False, silu, self._device)
-        self._backwards: dict[object, tuple[Plan, tuple[int, ...], Plan | None]] = {}
+        self._backwards: list[tuple[Callable[..., bool], Plan, tuple[int, ...], Plan | None]] = []
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the convolution."""
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the convolution; None for tensors that do not begin at 16 bytes, if this was prepared for such as do."""
+        x_at, weight_at, bias_at = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        if (x_at | weight_at | bias_at) & self._beyond:
+            return None
         out = torch.empty_like(x)
-        self._forward(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, 0, out.data_ptr(), 0)
+        self._forward(x_at, weight_at, bias_at, 0, 0, out.data_ptr(), 0)
         return out
 
     def backward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dout: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return dx, dweight, dbias. Hooks that offload saved tensors may bring them back in another layout: all is read."""
-        # Shapes are those of the forward; dtypes too, but for dout's.
-        pointer, gradient = x.data_ptr(), dout.data_ptr()
-        key = (x.stride(), weight.stride(), dout.stride(), dout.dtype, pointer & 15, gradient & 15)
-        known = self._backwards.get(key)
-        if known is None:
-            dx, dweight, dbias, _ = causal_conv1d_backward(x, weight, bias, dout, None, None, None, self._silu)
-            if dout.dtype == x.dtype and dout.stride(1 if _along_channels(x.shape, x.stride()) else 2) == 1:
-                plan, count, add = _backward_plan(
-                    _key(x), _key(weight), _key(bias), _key(dout), None, None, None, dx.stride(), 0, dweight.stride(),
-                    _strides(dbias), (), self._silu, self._device,
-                )  # fmt: skip
-                self._backwards[key] = plan, (count, weight.shape[0], weight.shape[1] + 1), add
-            return dx, dweight, dbias
-        plan, of_parts, add = known
+        x_at, weight_at, dout_at = x.data_ptr(), weight.data_ptr(), dout.data_ptr()
+        bias_at = 0 if bias is None else bias.data_ptr()
+        if not (x_at | weight_at | dout_at | bias_at) & 15:
+            for check, plan, of_parts, add in self._backwards:
+                if check(x, weight, dout) if bias is None else check(x, weight, dout, bias):
+                    dx, dweight = torch.empty_like(x), torch.empty_like(weight)
+                    dbias = None if bias is None else torch.empty_like(bias)
+                    dweight_at, dbias_at = dweight.data_ptr(), 0 if dbias is None else dbias.data_ptr()
+                    if add is None:
+                        plan(x_at, weight_at, bias_at, dout_at, 0, 0, 0, dx.data_ptr(), dweight_at, dbias_at, 0, 0)
+                    else:
+                        parts = torch.empty(of_parts, dtype=torch.float32, device=x.device)
+                        at = parts.data_ptr()
+                        plan(x_at, weight_at, bias_at, dout_at, 0, 0, 0, dx.data_ptr(), dweight_at, dbias_at, at, 0)
+                        add(at, dweight_at, dbias_at)
+                    return dx, dweight, dbias
+            self._settle(x, weight, bias, dout)
+        dx, dweight, dbias, _ = causal_conv1d_backward(x, weight, bias, dout, None, None, None, self._silu)
+        return dx, dweight, dbias
+
+    def _settle(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dout: torch.Tensor) -> None:
+        """Keep the launches of a backward of aligned tensors like these; a few kinds, for they are tried one by one."""
+        if dout.dtype != x.dtype or dout.stride(1 if _along_channels(x.shape, x.stride()) else 2) != 1:
+            return
+        check = same_kind((x, weight, dout) if bias is None else (x, weight, dout, bias))
+        if check is None or len(self._backwards) >= 4:
+            return
         dx, dweight = torch.empty_like(x), torch.empty_like(weight)
         dbias = None if bias is None else torch.empty_like(bias)
-        bias_at, dbias_at = (0, 0) if bias is None or dbias is None else (bias.data_ptr(), dbias.data_ptr())
-        parts = None if add is None else torch.empty(of_parts, dtype=torch.float32, device=x.device)
-        parts_at, dweight_at = 0 if parts is None else parts.data_ptr(), dweight.data_ptr()
-        plan(pointer, weight.data_ptr(), bias_at, gradient, 0, 0, 0, dx.data_ptr(), dweight_at, dbias_at, parts_at, 0)
-        if add is not None:
-            add(parts_at, dweight_at, dbias_at)
-        return dx, dweight, dbias
+        plan, count, add = _backward_plan(
+            _key(x), _key(weight), _key(bias), _key(dout), None, None, None, dx.stride(), 0, dweight.stride(),
+            _strides(dbias), (), self._silu, self._device,
+        )  # fmt: skip
+        self._backwards.append((check, plan, (count, weight.shape[0], weight.shape[1] + 1), add))
 
 
 def _prepare_forward(
@@ -248,7 +265,7 @@ def _prepare_forward(
 def _prepare_update(
     x: torch.Tensor, conv_state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool,
     cache_seqlens: torch.Tensor | None, conv_state_indices: torch.Tensor | None,
-) -> Callable[..., torch.Tensor] | None:  # fmt: skip
+) -> Callable[..., torch.Tensor | None] | None:  # fmt: skip
     if x.numel() == 0 or bias is not _bias(bias):
         return None
     columns, out = x, torch.empty_like(x)
@@ -259,16 +276,21 @@ def _prepare_update(
         out.stride(), silu, x.get_device(),
     )  # fmt: skip
 
+    beyond = _beyond(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+
     def call(
         x: torch.Tensor, conv_state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
         cache_seqlens: torch.Tensor | None, conv_state_indices: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty_like(x)
-        plan(
+    ) -> torch.Tensor | None:  # fmt: skip
+        at = (
             x.data_ptr(), conv_state.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
             0 if cache_seqlens is None else cache_seqlens.data_ptr(),
-            0 if conv_state_indices is None else conv_state_indices.data_ptr(), out.data_ptr(),
+            0 if conv_state_indices is None else conv_state_indices.data_ptr(),
         )  # fmt: skip
+        if (at[0] | at[1] | at[2] | at[3] | at[4] | at[5]) & beyond:
+            return None
+        out = torch.empty_like(x)
+        plan(*at, out.data_ptr())
         return out
 
     return call
@@ -289,7 +311,8 @@ def variants(every: bool = False) -> Iterator[Variant]:
                             for has_states in (False, True) if every else (False,):
                                 for pieces in (2, 4) if direction == "forward" else (2,):
                                     yield _variant(direction, 0, x, w, w, seq, width, silu, aligned, has_states, pieces)
-                yield _update_variant(x, x, w, w, None, None, width, silu)
+                for packed in (True, False) if width == 4 else (False,):
+                    yield _update_variant(x, x, w, w, None, None, width, silu, packed)
     for w in NAMES:
         for width in widths:
             yield _sum_variant(w, w, width)
@@ -320,12 +343,12 @@ def _variant(
 
 def _update_variant(
     x: torch.dtype, state: torch.dtype, w: torch.dtype, bias: torch.dtype, length: torch.dtype | None,
-    index: torch.dtype | None, width: int, silu: bool,
+    index: torch.dtype | None, width: int, silu: bool, packed: bool,
 ) -> Variant:  # fmt: skip
     return Variant.of(
         "causal_conv1d_update.cu", "causal_conv1d_update", X=NAMES[x], STATE=NAMES[state], W=NAMES[w], BIAS=NAMES[bias],
         LENGTH="int" if length is None else INTEGERS[length], INDEX="int" if index is None else INTEGERS[index],
-        WIDTH=width, SILU=silu,
+        WIDTH=width, SILU=silu, PACKED=packed,
     )  # fmt: skip
 
 
@@ -465,9 +488,13 @@ def _update_plan(
     x, state, weight = Facts(*x_key), Facts(*state_key), Facts(*weight_key)
     bias, lengths, indices = _facts(bias_key), _facts(lengths_key), _facts(indices_key)
     batch, dim, seqlen = x.shape
+    packed = (
+        seqlen == 1 and state.shape[2] == 4 and weight.shape[1] == 4 and lengths is None
+        and _in_fours(state) and _in_fours(weight)
+    )  # fmt: skip
     variant = _update_variant(
         x.dtype, state.dtype, weight.dtype, (bias or weight).dtype, lengths and lengths.dtype, indices and indices.dtype,
-        weight.shape[1], silu,
+        weight.shape[1], silu, packed,
     )  # fmt: skip
     return runtime().load(variant, device).plan(
         (-(-dim // 128), min(batch, 65535), 1), (128, 1, 1), 0, *x.stride, *state.stride, *weight.stride,
@@ -508,6 +535,12 @@ def _channels(*tensors: Facts) -> int:
         if of_dim != 1 or of_batch % 4 or of_time % 4 or tensor.past % (4 * SIZES[tensor.dtype]):
             return 1
     return 4
+
+
+def _in_fours(tensor: Facts) -> bool:
+    """Return whether the last dimension, of four elements, can be moved by one access."""
+    *others, last = tensor.stride
+    return last == 1 and not any(stride % 4 for stride in others) and not tensor.past % min(4 * SIZES[tensor.dtype], 16)
 
 
 def _aligned(vectors: int, *tensors: Facts) -> bool:
@@ -555,6 +588,11 @@ def _channel_last_grid(
 
 
 # --- small things
+
+
+def _beyond(*tensors: torch.Tensor | None) -> int:
+    """Return the bits of addresses that must be zero in calls alike: if these begin at 16 bytes, those must too."""
+    return 0 if any(tensor is not None and tensor.data_ptr() & 15 for tensor in tensors) else 15
 
 
 def _pointer(tensor: torch.Tensor | None) -> int:

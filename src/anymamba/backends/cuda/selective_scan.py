@@ -30,6 +30,7 @@ __all__ = [
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 MOST_STATES = 256
+CHECKS_ALIGNMENT = True  # of calls that it prepared; see anymamba.ops._prepared
 FORWARD, BACKWARD, SUMS = "selective_scan_forward", "selective_scan_backward", "selective_scan_sums"
 
 
@@ -144,7 +145,9 @@ def selective_scan_forward(
     return out, last_state, checkpoints
 
 
-def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+def prepare(
+    operator: Operator, arguments: tuple[Any, ...]
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor] | None] | None:
     """Return a function that does forward calls like this one, or None; see `anymamba.ops._prepared`."""
     u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state = arguments
     if u.numel() == 0 or D is not _contiguous(D) or delta_bias is not _contiguous(delta_bias):
@@ -154,13 +157,27 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tup
         _key(torch.empty_like(delta)), delta_softplus, u.get_device(),
     )  # fmt: skip
     state_shape = (u.shape[0], *A.shape)
+    given = (u, delta, A, B, C, D, z, delta_bias, initial_state)
+    beyond = 0 if any(tensor is not None and tensor.data_ptr() & 15 for tensor in given) else 15
 
     def call(
         u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor | None,
         z: torch.Tensor | None, delta_bias: torch.Tensor | None, initial_state: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:  # fmt: skip
+        at = (
+            u.data_ptr(), delta.data_ptr(), 0 if z is None else z.data_ptr(), B.data_ptr(), C.data_ptr(), A.data_ptr(),
+            0 if D is None else D.data_ptr(), 0 if delta_bias is None else delta_bias.data_ptr(),
+            0 if initial_state is None else initial_state.data_ptr(),
+        )  # fmt: skip
+        if (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6] | at[7] | at[8]) & beyond:
+            return None
         out, last_state = torch.empty_like(delta), A.new_empty(state_shape)
-        _launch_forward(plan, u, delta, A, B, C, D, z, delta_bias, initial_state, out, last_state, None)
+        states = deltas = 0
+        if plan.folded:
+            folded = A.new_empty(plan.folded)
+            states, deltas = folded.data_ptr(), folded.data_ptr() + plan.deltas_at
+        for launch in plan.launches:
+            launch(*at, out.data_ptr(), last_state.data_ptr(), 0, states, deltas)
         return out, last_state
 
     return call

@@ -19,6 +19,7 @@ __all__ = ["prepare", "refusal", "selective_state_update", "variants"]
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
+CHECKS_ALIGNMENT = True
 THREADS = 128
 BLOCKS_PER_MULTIPROCESSOR = 32  # then blocks walk the batch, and read A once for several sequences
 
@@ -69,7 +70,7 @@ def selective_state_update(
     return out
 
 
-def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor] | None:
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor | None] | None:
     """Return a function that does calls like this one, or None; see `anymamba.ops._prepared`. Arguments as the caller's."""
     state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices = arguments
     if x.numel() == 0 or any(t is not None and t.dtype not in NAMES for t in (dt, A, B, C, D, z, dt_bias)):
@@ -81,19 +82,23 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
     x, dt, z, B, C = (t.unsqueeze(1) if t is not None and t.dim() == 2 else t for t in (x, dt, z, B, C))
     D, dt_bias = (t.unsqueeze(0) if t is not None and t.dim() == 1 else t for t in (D, dt_bias))
     keys = [None if t is None else _key(t) for t in (state, x, dt, A, B, C, D, z, dt_bias, indices)]
+    beyond = _beyond(state, x, dt, A, B, C, D, z, dt_bias, indices)
     plan = _plan(*keys, out.stride(), bool(dt_softplus), device)  # type: ignore[arg-type, call-arg]  # mypy cannot count them
 
     def call(
         state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
         D: torch.Tensor | None, z: torch.Tensor | None, dt_bias: torch.Tensor | None, dt_softplus: bool,
         indices: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty_like(x)
-        plan(
+    ) -> torch.Tensor | None:  # fmt: skip
+        at = (
             state.data_ptr(), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
             0 if D is None else D.data_ptr(), 0 if z is None else z.data_ptr(),
-            0 if dt_bias is None else dt_bias.data_ptr(), 0 if indices is None else indices.data_ptr(), out.data_ptr(),
+            0 if dt_bias is None else dt_bias.data_ptr(), 0 if indices is None else indices.data_ptr(),
         )  # fmt: skip
+        if (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6] | at[7] | at[8] | at[9]) & beyond:
+            return None
+        out = torch.empty_like(x)
+        plan(*at, out.data_ptr())
         return out
 
     return call
@@ -109,6 +114,11 @@ def variants(every: bool = False) -> Iterator[Variant]:
             for vector in (True, False) if every else (True,):
                 options = (True, not tied, True)  # Mamba-2 gates in its norm
                 yield _variant(state, x, x, f32, x, x, f32, x, f32, None, dstate, tied, vector, True, options, not tied)
+
+
+def _beyond(*tensors: torch.Tensor | None) -> int:
+    """Return the bits of addresses that must be zero in calls alike: if these begin at 16 bytes, those must too."""
+    return 0 if any(tensor is not None and tensor.data_ptr() & 15 for tensor in tensors) else 15
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:

@@ -105,9 +105,7 @@ class CudaDriver:
         handle = ctypes.c_void_p.from_param(function.value)
         if self._launch_extended is None:
             numbers = [ctypes.c_uint.from_param(value) for value in (*grid, *block, shared_bytes)]
-            return functools.partial(
-                self._launch_bare, handle, *numbers, ctypes.c_void_p.from_param(stream or None)
-            )
+            return functools.partial(self._launch_bare, handle, *numbers, ctypes.c_void_p.from_param(stream or None))
         config = _LaunchConfig((*grid,), (*block,), shared_bytes, stream or None, None, 0)
         return functools.partial(self._launch_extended, ctypes.byref(config), handle)
 
