@@ -12,6 +12,7 @@ from anymamba.backends import recording, use_backend
 from anymamba.backends.torch import causal_conv1d as backend
 from anymamba.errors import ShapeError
 from anymamba.ops import _prepared, causal_conv1d_fn, causal_conv1d_update
+from anymamba.ops.causal_conv1d import _prepared_forward as _prepared_of_convolution
 
 
 @pytest.fixture
@@ -98,3 +99,37 @@ def test_a_wrong_call_is_still_refused_and_never_remembered(prepared: list[str])
         with pytest.raises(ShapeError):
             causal_conv1d_update(torch.randn(1, 2), torch.zeros(1, 2, 1), torch.randn(2, 4))
     assert prepared == []
+
+
+def test_calls_of_one_kind_are_told_at_a_glance(prepared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "CHECKS_ALIGNMENT", True, raising=False)
+    x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
+    causal_conv1d_fn(x, weight)
+    alike = _prepared_of_convolution.alike
+    known = alike((torch.randn(1, 2, 5), weight, None), None) is not None
+    assert known == (_prepared.same_kind((x,)) is not None)
+    assert alike((x, weight, None), "silu") is None
+    assert alike((x, weight, torch.randn(2)), None) is None
+    for other in (x[..., :4], x.half(), x.transpose(1, 2).contiguous().transpose(1, 2), torch.nn.Parameter(x)):
+        assert alike((other, weight, None), None) is None
+    with use_backend("reference"):
+        assert alike((x, weight, None), None) is None
+
+
+def test_tensors_that_begin_elsewhere_go_the_longer_way(prepared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "CHECKS_ALIGNMENT", True, raising=False)
+
+    def prepare(operator: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        return lambda x, *others: None if x.data_ptr() & 15 else x * 0 + 7
+
+    monkeypatch.setattr(backend, "prepare", prepare)
+    x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
+    causal_conv1d_fn(x, weight)
+    assert causal_conv1d_fn(x, weight).eq(7).all()
+    shifted = torch.nn.functional.pad(x, (1, 0)).flatten()[1:11].view(1, 2, 5)
+    assert not causal_conv1d_fn(shifted, weight).eq(7).all()
+
+
+def test_same_kind_works_with_every_pytorch_that_has_the_guards() -> None:
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    assert _prepared._guards_work == hasattr(guards, "TensorGuards")

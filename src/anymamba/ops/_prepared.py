@@ -35,7 +35,7 @@ _all: list[Prepared] = []
 
 
 def _guarded(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    guards = torch._C._dynamo.guards.TensorGuards  # type: ignore[attr-defined]
+    guards: Any = torch._C._dynamo.guards.TensorGuards
     check: Callable[..., bool] = guards(
         *tensors,
         dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
