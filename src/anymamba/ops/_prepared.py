@@ -90,7 +90,7 @@ class Prepared:
         callable or None
             It returns None itself if the tensors begin elsewhere than at 16 bytes.
         """
-        if not self._kinds:
+        if not self._kinds or is_recording():
             return None
         given = [tensor for tensor in tensors if tensor is not None]
         asked = (

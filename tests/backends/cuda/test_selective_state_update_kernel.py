@@ -24,6 +24,7 @@ COMPILED = [
     (F16, F32, F32, 128, True),
     (F32, F32, F32, 200, False),
     (BF16, F32, BF16, 5, False),
+    (F32, F32, F32, 96, False),  # aligned, and not as many vectors as lanes
 ]
 
 

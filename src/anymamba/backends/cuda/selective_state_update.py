@@ -182,6 +182,6 @@ def _variant(
         "selective_state_update.cu", "selective_state_update", STATE=NAMES[state], X=NAMES[x], DT=NAMES[dt],
         A_TYPE=NAMES[A], B_TYPE=NAMES[B], C_TYPE=NAMES[C], D_TYPE=NAMES[D], Z_TYPE=NAMES[z], BIAS=NAMES[bias],
         INDEX="int" if indices is None else INTEGERS[indices], V=elements, LANES=lanes,
-        SINGLE=lanes * elements >= dstate, TIED=tied, VECTOR=vector, SOFTPLUS=softplus,
+        SINGLE=lanes * elements >= dstate, WHOLE=dstate % (lanes * elements) == 0, TIED=tied, VECTOR=vector, SOFTPLUS=softplus,
         HAS_D=options[0], HAS_Z=options[1], HAS_BIAS=options[2], ONE_HEAD=one_head,
     )  # fmt: skip

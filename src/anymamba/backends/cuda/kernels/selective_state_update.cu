@@ -7,7 +7,7 @@
 //           of the widest 16-bit or 32-bit state), and add their parts of the output by shuffles: a fixed order. A block
 //           has 128 / LANES channels and walks the batch with its A in registers (SINGLE: one step of the lanes covers
 //           all states); everything of one sequence is read before the first use (no branches: options are definitions).
-//           TIED (Mamba-2): A is one number a head, so one exponential a channel.
+//           WHOLE: the lanes' vectors make up the states exactly. TIED (Mamba-2): A is one number a head, so one exponential a channel.
 // Bytes     The state read and written; all else is small: 2 * B * H * P * N * sizeof(STATE). Floor = that / copy
 //           bandwidth (H200, B256 D2048 N16 bf16: 0.008 ms); at batch 1 the launch is all there is.
 //           Measured there: 0.61 of the floor; B256 H32 P64 N128 bf16 0.65.
@@ -42,8 +42,11 @@ __device__ __forceinline__ void read_states(float (&to)[V], const Element* row, 
     constexpr int PART = V * sizeof(Element) <= 16 ? V : 16 / (int)sizeof(Element);
 #pragma unroll
     for (int i = 0; i < V; i += PART) {
-        float part[PART];
-        to_floats(part, load_pack<Element, PART>(row + n + i));
+        float part[PART] = {};
+#if !WHOLE
+        if (n < dstate)  // lanes past the last state of a number that is no power of two: whole vectors, or none
+#endif
+            to_floats(part, load_pack<Element, PART>(row + n + i));
 #pragma unroll
         for (int j = 0; j < PART; ++j) to[i + j] = part[j];
     }
