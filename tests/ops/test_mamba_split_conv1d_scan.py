@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from anymamba.backends import use_backend
@@ -122,6 +122,8 @@ def test_any_call_matches_the_reference_forward_and_backward(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
+    # One step of one head a group: the norm takes all scale away, and the gradient of what only scales is rounding alone.
+    assume(not (norm and seqlen == 1 and per_group == 1 and not states))
     heads, headdim, dstate = groups * per_group, 5, 3
     arguments = make(batch, seqlen, heads, headdim, groups, dstate, nonssm, out_dim, norm, dtype, seed)
     generator = torch.Generator().manual_seed(seed)

@@ -62,6 +62,11 @@ def test_a_hang_is_named_and_nothing_is_left_running(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "obj" / "good.cu.o").exists()
 
 
+def started(others: list[psutil.Process] | None = None) -> list[psutil.Process]:
+    """Return the processes below this one, without those that other tests left (a resource tracker, say)."""
+    return [process for process in psutil.Process().children(recursive=True) if process not in (others or [])]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process so")
 def test_a_stopped_compiler_is_named_as_stopped(tmp_path: Path) -> None:
     outcome = Build(tmp_path / "b", {"bad.cu": "// standin: stop"}).run(hang_seconds=1)
@@ -77,9 +82,10 @@ def test_hard_work_in_silence_is_no_hang(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_whole_tree_and_the_next_run_makes_only_what_is_missing(tmp_path: Path) -> None:
     build = Build(tmp_path / "b", {"done.cu": "", "cut.cu": "// standin: sleep 3"})
     tree: list[psutil.Process] = []
+    others = started()
 
     def interrupt(snapshot: Snapshot) -> None:
-        tree[:] = psutil.Process().children(recursive=True)
+        tree[:] = started(others)
         if snapshot.done:
             raise KeyboardInterrupt
 
@@ -140,9 +146,10 @@ def test_a_polite_kill_ends_the_compilers_as_ctrl_c_does(tmp_path: Path) -> None
     import signal
 
     tree: list[psutil.Process] = []
+    others = started()
 
     def kill(snapshot: Snapshot) -> None:
-        tree[:] = psutil.Process().children(recursive=True)
+        tree[:] = started(others)
         if snapshot.current:
             os.kill(os.getpid(), signal.SIGTERM)
 
