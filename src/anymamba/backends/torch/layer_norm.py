@@ -185,12 +185,15 @@ def _fused_forward(
             if b is not None:
                 out[block] += b
         return LayerNormForward(out, None, v if store else None, None, rstd)
-    v = x if residual is None else torch.add(x, residual, out=empty(x, *x.shape))
+    # PyTorch's own memory: its two passes are all there is to this, and advice to the system costs where memory is reused.
+    v = x
+    if residual is not None:
+        v = torch.add(x, residual) if x.is_contiguous() else torch.add(x, residual, out=empty(x, *x.shape))
     y, mean, rstd = torch.native_layer_norm(v, v.shape[1:], weight, b, eps)
     out = y if x.is_contiguous() else torch.empty_like(x).copy_(y)
     residual_out = None
     if store:
-        residual_out = v if v is not x else empty(x, *x.shape).copy_(v)
+        residual_out = v if v is not x else x.clone(memory_format=torch.contiguous_format)
     return LayerNormForward(out, None, residual_out, mean.squeeze(1), rstd.squeeze(1))
 
 
