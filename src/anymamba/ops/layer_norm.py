@@ -235,11 +235,12 @@ def layer_norm_fn(
         out, out1, residual_out, _, _ = _LayerNorm.apply(*arguments)
     else:
         out, out1, residual_out, _, _ = _forward_op(*arguments)
-    results: list[torch.Tensor | None] = [out.reshape(x.shape)]
+    flat = x.dim() == 2
+    results: list[torch.Tensor | None] = [out if flat else out.reshape(x.shape)]
     if weight1 is not None:
-        results.append(out1.reshape(x.shape))
+        results.append(out1 if flat else out1.reshape(x.shape))
     if prenorm:
-        results.append(x if arguments[-1] is None else residual_out.reshape(x.shape))
+        results.append(x if arguments[-1] is None else residual_out if flat else residual_out.reshape(x.shape))
     if return_dropout_mask:
         results += [keep, keep1]
     return results[0] if len(results) == 1 else tuple(results)

@@ -35,7 +35,8 @@ def layer_norm_forward(
     compute = compute_dtype(x, weight, residual)
     plain = x1 is None and rowscale is None and keep is None and weight1 is None
     if plain and x.dtype == out_dtype == compute and residual_dtype in (None, compute):
-        return _fused_forward(x, weight.to(compute), bias, residual, eps, is_rms_norm, residual_dtype is not None)
+        w = weight if weight.dtype == compute else weight.to(compute)
+        return _fused_forward(x, w, bias, residual, eps, is_rms_norm, residual_dtype is not None)
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
     w1, b1 = None if weight1 is None else weight1.to(compute), None if bias1 is None else bias1.to(compute)
     out = empty_like(x, out_dtype)
@@ -170,7 +171,7 @@ def _fused_forward(
     store: bool,
 ) -> LayerNormForward:
     """All of one dtype, without dropout and second branch: the sum and the output are all the fresh memory there is."""
-    b = None if bias is None else bias.to(weight.dtype)
+    b = bias if bias is None or bias.dtype == weight.dtype else bias.to(weight.dtype)
     if is_rms_norm:
         out = empty_like(x)
         v = x if residual is None and not store else empty(x, *x.shape)
@@ -194,7 +195,7 @@ def _fused_forward(
     residual_out = None
     if store:
         residual_out = v if v is not x else x.clone(memory_format=torch.contiguous_format)
-    return LayerNormForward(out, None, residual_out, mean.squeeze(1), rstd.squeeze(1))
+    return LayerNormForward(out, None, residual_out, mean.view(-1), rstd.view(-1))
 
 
 def _fused_backward(
