@@ -115,6 +115,12 @@ def test_upstreams_own_users_are_no_forks(tmp_path: Path) -> None:
     assert (project.fork, project.imports) == ((), ())
 
 
+def test_a_checkout_of_this_product_expects_no_fork() -> None:
+    project = read_project(Path(__file__).parents[2], locate=lambda name: None)
+    assert project is not None
+    assert project.fork == ()
+
+
 # The network
 
 

@@ -45,6 +45,7 @@ _SKIP = {
     "__pycache__",
     "data",
     "tests",
+    "anymamba",  # a checkout of this product names them all
 }
 _FILES, _DEPTH, _BYTES = 1000, 5, 1_000_000
 
