@@ -1,0 +1,181 @@
+"""The gated norm on the GPU: which variant of the kernels, and the launch, settled once for tensors alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from anymamba.backends import Operator
+from anymamba.backends.cuda._rows import NAMES, Split, alignment, refusal_of, rows_of, split, sum_parts, walkers
+from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
+
+__all__ = ["layernorm_gated_backward", "layernorm_gated_forward", "refusal", "variants"]
+
+
+def refusal(operator: Operator, call: Any) -> str | None:
+    """Return None, or why these kernels cannot do the call."""
+    return refusal_of(call.device, call.group_size, x=call.dtype, weight=call.weight_dtype)
+
+
+def layernorm_gated_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool,
+    is_rms_norm: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
+    rows, dim = x.shape
+    groups = dim // group_size
+    out = torch.empty_like(x)
+    rstd = torch.empty(groups * rows, dtype=torch.float32, device=x.device)
+    mean = None if is_rms_norm else torch.empty_like(rstd)
+    if rows == 0:
+        return out, mean, rstd
+    read, weight, bias, gate = rows_of(x), weight.contiguous(), _vector(bias), _gate(z)
+    written = out if _packed(out) else torch.empty(rows, dim, dtype=x.dtype, device=x.device)
+    cut = split(group_size, x.dtype, alignment(read, weight, bias, gate, written))
+    plan = _forward_plan(
+        x.dtype, weight.dtype, None if bias is None else bias.dtype, None if gate is None else gate.dtype,
+        norm_before_gate, is_rms_norm, cut, read.stride(0), 0 if gate is None else gate.stride(0), written.stride(0),
+        rows, groups, group_size, eps, x.get_device(),
+    )  # fmt: skip
+    plan(
+        read.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0 if gate is None else gate.data_ptr(),
+        written.data_ptr(), 0 if mean is None else mean.data_ptr(), rstd.data_ptr(),
+    )  # fmt: skip
+    return out if written is out else out.copy_(written), mean, rstd
+
+
+def layernorm_gated_backward(
+    dout: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool,
+    is_rms_norm: bool,
+    recompute_out: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
+    rows, dim = x.shape
+    groups = dim // group_size
+    dx, dz = torch.empty_like(x), None if z is None else torch.empty_like(z)
+    out = torch.empty_like(x) if recompute_out else None
+    if rows == 0:
+        return dx, torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias), dz, out
+    given = rows_of(dout if dout.dtype in NAMES else dout.float())
+    read, w, b, gate = rows_of(x), weight.contiguous(), _vector(bias), _gate(z)
+    to_x, to_z, to_out = _writable(dx), _writable(dz), _writable(out)
+    if to_z is not None and gate is not None and to_z.dtype != gate.dtype:
+        to_z = torch.empty_like(gate)
+    cut = split(group_size, x.dtype, alignment(given, read, w, b, gate, to_x, to_z, to_out))
+    device = x.get_device()
+    along = walkers(rows, groups, cut, device)
+    parts = torch.empty(1 if b is None else 2, along * cut.units, dim, dtype=torch.float32, device=x.device)
+    strides = tuple(0 if t is None else t.stride(0) for t in (given, read, gate, to_x, to_z, to_out))
+    plan = _backward_plan(
+        given.dtype, x.dtype, w.dtype, None if b is None else b.dtype, None if gate is None else gate.dtype,
+        norm_before_gate, is_rms_norm, recompute_out, cut, strides, rows, groups, group_size, along, device,
+    )  # fmt: skip
+    plan(*(0 if t is None else t.data_ptr() for t in (given, read, w, b, gate, mean, rstd, to_x, to_z, to_out, parts)))
+    for wanted, written in ((dx, to_x), (dz, to_z), (out, to_out)):
+        if wanted is not None and written is not None and wanted is not written:
+            wanted.copy_(written)
+    dweight = sum_parts(parts[0], weight)
+    return dx, dweight, None if bias is None else sum_parts(parts[1], bias), dz, out
+
+
+def variants(every: bool = False) -> Iterator[Variant]:
+    """Yield the kernels that Mamba-2's modules use; with `every`, the other options, lengths and accesses."""
+    f32, f16, bf16 = NAMES
+    for x, w in [(bf16, bf16), (bf16, f32), (f32, f32)] + ([(f16, f16)] if every else []):
+        for size in (1024, 2048, 4096, 100, 8192) if every else (2048,):
+            for aligned in (True, False) if every else (True,):
+                for before, rms, has_bias, has_z in _OPTIONS if every else _OPTIONS[:1]:
+                    cut = split(size, x, aligned)
+                    bias, z = w if has_bias else None, x if has_z else None
+                    yield _forward_variant(x, w, bias, z, before, rms, cut)
+                    yield _backward_variant(x, x, w, bias, z, before, rms, False, cut)
+        yield Variant.of("norm_sum_parts.cu", "norm_sum_parts", W=NAMES[w])
+
+
+_OPTIONS = [  # before gate, RMS, bias, z
+    (False, True, False, True), (True, True, False, True), (True, False, True, True), (False, False, True, True),
+    (True, True, False, False), (True, False, True, False),
+]  # fmt: skip
+
+
+def _gate(z: torch.Tensor | None) -> torch.Tensor | None:
+    return None if z is None else rows_of(z if z.dtype in NAMES else z.float())
+
+
+def _vector(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else (bias if bias.dtype in NAMES else bias.float()).contiguous()
+
+
+def _packed(tensor: torch.Tensor) -> bool:
+    return tensor.stride(1) == 1 or tensor.shape[1] == 1
+
+
+def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None or _packed(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _defines(cut: Split, W: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None) -> dict[str, object]:
+    return {
+        "W": NAMES[W], "BIAS": NAMES[bias or W], "Z": NAMES[z or W], "HAS_BIAS": bias is not None, "HAS_Z": z is not None,
+        "V": cut.vector, "LANES": cut.lanes, "PACKS": cut.packs, "UNITS": cut.units,
+    }  # fmt: skip
+
+
+def _forward_variant(
+    x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool, rms: bool, cut: Split
+) -> Variant:
+    return Variant.of(
+        "layernorm_gated_forward.cu", "layernorm_gated_forward", X=NAMES[x], BEFORE_GATE=before or z is None, RMS=rms,
+        **_defines(cut, w, bias, z),
+    )  # fmt: skip
+
+
+def _backward_variant(
+    dout: torch.dtype, x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool,
+    rms: bool, recompute: bool, cut: Split,
+) -> Variant:  # fmt: skip
+    return Variant.of(
+        "layernorm_gated_backward.cu", "layernorm_gated_backward", DOUT=NAMES[dout], X=NAMES[x],
+        BEFORE_GATE=before or z is None, RMS=rms, RECOMPUTE=recompute, **_defines(cut, w, bias, z),
+    )  # fmt: skip
+
+
+@cached
+def _forward_plan(
+    x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool, rms: bool, cut: Split,
+    x_stride: int, z_stride: int, out_stride: int, rows: int, groups: int, size: int, eps: float, device: int,
+) -> Plan:  # fmt: skip
+    kernel = runtime().load(_forward_variant(x, w, bias, z, before, rms, cut), device)
+    blocks = -(-rows * groups // cut.units)
+    return kernel.plan(
+        (blocks, 1, 1), (cut.lanes * cut.units, 1, 1), 0, x_stride, z_stride, out_stride, rows, groups, size, eps
+    )
+
+
+@cached
+def _backward_plan(
+    dout: torch.dtype, x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool,
+    rms: bool, recompute: bool, cut: Split, strides: tuple[int, ...], rows: int, groups: int, size: int, along: int,
+    device: int,
+) -> Plan:  # fmt: skip
+    kernel = runtime().load(_backward_variant(dout, x, w, bias, z, before, rms, recompute, cut), device)
+    return kernel.plan(
+        (along * groups, 1, 1), (cut.lanes * cut.units, 1, 1), 0, *strides, rows, groups, size, along
+    )

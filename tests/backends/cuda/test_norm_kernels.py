@@ -1,0 +1,109 @@
+"""The kernels of norms and gates against the float64 reference: emulated on the CPU, and on the card with --gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anymamba.backends import use_backend
+from anymamba.errors import BackendRefusedError
+from anymamba.ops import swiglu
+from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
+from cuda_emulator import emulated, needs_emulator
+from oracle import assert_matches_reference
+
+pytestmark = needs_emulator
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "cuda":
+        yield "cuda"
+    else:
+        with emulated():
+            yield "cpu"
+
+
+def leaf(generator: torch.Generator, device: str, dtype: torch.dtype, *shape: int, layout: str = "rows") -> torch.Tensor:
+    if layout == "slice":
+        whole = torch.randn(*shape[:-1], 2 * shape[-1], generator=generator, dtype=torch.float64)
+        return whole.to(device, dtype).chunk(2, dim=-1)[1].requires_grad_()
+    if layout == "columns first":
+        return torch.randn(*shape[::-1], generator=generator, dtype=torch.float64).to(device, dtype).t().requires_grad_()
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+
+# (x, weights, groups, columns of a group, bias, z, before the gate, RMS): g++ takes a second for each kernel.
+GATED = [
+    (BF16, BF16, 1, 48, False, True, False, True),  # Mamba-2's own norm: 16-byte accesses, less than a warp's columns
+    (BF16, F32, 2, 1032, False, True, True, True),  # several warps, the last not full
+    (F32, F32, 3, 7, True, True, False, False),
+    (F16, F32, 1, 600, True, True, True, False),
+    (F32, F32, 1, 520, True, False, True, False),
+    (F32, F32, 2, 64, False, True, False, True),
+]
+
+
+@st.composite
+def gated(draw: st.DrawFn, device: str) -> dict[str, Any]:
+    """Draw arguments of layernorm_fn."""
+    if device == "cpu":
+        dtype, weights, groups, size, has_bias, has_z, before, rms = draw(st.sampled_from(GATED))
+    else:
+        dtype, weights = draw(st.sampled_from([F32, F16, BF16])), draw(st.sampled_from([F32, F16, BF16]))
+        groups, size = draw(st.integers(1, 4)), draw(st.sampled_from([4, 33, 256, 512, 1000, 1024, 2048, 4096, 5000, 8192]))
+        has_bias, has_z, before, rms = (draw(st.booleans()) for _ in range(4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    rows, layout = draw(st.integers(0, 7 if device == "cpu" else 700)), draw(st.sampled_from(["rows", "slice", "columns first"]))
+    dim = groups * size
+    return {
+        "x": leaf(generator, device, dtype, rows, dim, layout=layout),
+        "weight": leaf(generator, device, weights, dim),
+        "bias": leaf(generator, device, weights, dim) if has_bias else None,
+        "z": leaf(generator, device, dtype, rows, dim, layout=draw(st.sampled_from(["rows", layout]))) if has_z else None,
+        "eps": 1e-5,
+        "group_size": size,
+        "norm_before_gate": before,
+        "is_rms_norm": rms,
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_gated_norm_matches_the_reference_forward_and_backward(device: str, data: st.DataObject) -> None:
+    assert_matches_reference(layernorm_fn, data.draw(gated(device)), backend="cuda")
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_swiglu_matches_the_reference_forward_and_backward(device: str, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    dtype = data.draw(st.sampled_from([F32, BF16] if device == "cpu" else [F32, F16, BF16]))
+    dim, rows = data.draw(st.sampled_from([1, 5, 16, 200, 264])), data.draw(st.integers(0, 9))
+    layout = data.draw(st.sampled_from(["rows", "slice", "columns first"]))
+    assert_matches_reference(
+        swiglu, {"xy": leaf(generator, device, dtype, rows, 2 * dim, layout=layout)}, backend="cuda"
+    )
+
+
+def test_the_weights_gradients_of_many_rows_are_the_same_bits_in_every_run(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, z, weight = (leaf(generator, device, F32, *shape) for shape in ((90, 64), (90, 64), (64,)))
+    runs = []
+    for _ in range(2):
+        with use_backend("cuda"):
+            out = rmsnorm_fn(x, weight, None, z, norm_before_gate=False)
+        runs.append(torch.autograd.grad(out.square().sum(), [x, z, weight]))
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+def test_a_row_too_long_for_registers_is_refused_with_the_reason(device: str) -> None:
+    x = torch.ones(1, 8193, device=device)
+    with use_backend("cuda"), pytest.raises(BackendRefusedError, match="8193 columns"):
+        layernorm_fn(x, x[0], None)
