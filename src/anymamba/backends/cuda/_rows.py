@@ -7,14 +7,21 @@ from typing import NamedTuple
 import torch
 
 from anymamba.backends.cuda import device_refusal
-from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
+from anymamba.backends.cuda.runtime import Kernel, Plan, Variant, cached, runtime
 
-__all__ = ["LONGEST", "NAMES", "SIZES", "Split", "alignment", "refusal_of", "rows_of", "split", "sum_parts", "walkers"]
+__all__ = [
+    "BACKWARD", "LONGEST", "NAMES", "SIZES", "Split", "alignment", "known", "refusal_of", "rows_of", "split", "sum_parts",
+    "walkers", "writable",
+]  # fmt: skip
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 LONGEST = 8192
 """Columns normalised together that are kept in registers: 512 threads of 16."""
+
+
+BACKWARD = 8
+"""Columns of a thread in a backward: it keeps four to six values of each in registers, the forward one to three."""
 
 
 class Split(NamedTuple):
@@ -44,6 +51,17 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(1) == 1 or tensor.shape[1] == 1 else tensor.contiguous()
 
 
+def known(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in a dtype that the kernels take."""
+    return tensor if tensor.dtype in NAMES else tensor.float()
+
+
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor (rows, dim) itself if its columns are contiguous, else a fresh one to copy from afterwards."""
+    packed = tensor.stride(1) == 1 or tensor.shape[1] == 1
+    return tensor if packed else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def alignment(*tensors: torch.Tensor | None) -> bool:
     """Return whether every row (or vector) begins at a multiple of 16 bytes."""
     for tensor in tensors:
@@ -56,18 +74,17 @@ def alignment(*tensors: torch.Tensor | None) -> bool:
     return True
 
 
-def split(size: int, dtype: torch.dtype, aligned: bool) -> Split:
-    """Return the split of `size` columns of this dtype: 16 a thread, fewer where a warp is enough."""
+def split(size: int, dtype: torch.dtype, aligned: bool, each: int = 16) -> Split:
+    """Return the split of `size` columns of this dtype: `each` a thread if 512 threads are enough for that."""
     whole = 16 // SIZES[dtype]
     vector = whole if aligned and size % whole == 0 else 1
-    lanes = min(max(32, 1 << (-(-size // 16) - 1).bit_length()), 512)
+    lanes = min(max(32, 1 << (-(-size // each) - 1).bit_length()), 512)
     return Split(vector, lanes, -(-size // (lanes * vector)), 4 if lanes == 32 else 1)
 
 
-def walkers(rows: int, groups: int, cut: Split, device: int) -> int:
-    """Return how many blocks a group's rows are walked by: as many as fill the card, no more than there are rows."""
-    threads = cut.lanes * cut.units
-    resident = int(runtime().driver.multiprocessors(device)) * max(1, 1024 // threads)
+def walkers(kernel: Kernel, rows: int, groups: int, cut: Split) -> int:
+    """Return how many blocks walk the rows of a group: as many as are resident at once, no more than there are rows."""
+    resident = int(runtime().driver.multiprocessors(kernel.device)) * kernel.occupancy(cut.lanes * cut.units)
     return max(1, min(-(-resident // groups), -(-rows // cut.units)))
 
 

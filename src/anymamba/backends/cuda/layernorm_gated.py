@@ -8,7 +8,19 @@ from typing import Any
 import torch
 
 from anymamba.backends import Operator
-from anymamba.backends.cuda._rows import NAMES, Split, alignment, refusal_of, rows_of, split, sum_parts, walkers
+from anymamba.backends.cuda._rows import (
+    BACKWARD,
+    NAMES,
+    Split,
+    alignment,
+    known,
+    refusal_of,
+    rows_of,
+    split,
+    sum_parts,
+    walkers,
+    writable,
+)
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 
 __all__ = ["layernorm_gated_backward", "layernorm_gated_forward", "refusal", "variants"]
@@ -38,7 +50,7 @@ def layernorm_gated_forward(
     if rows == 0:
         return out, mean, rstd
     read, weight, bias, gate = rows_of(x), weight.contiguous(), _vector(bias), _gate(z)
-    written = out if _packed(out) else torch.empty(rows, dim, dtype=x.dtype, device=x.device)
+    written = writable(out)
     cut = split(group_size, x.dtype, alignment(read, weight, bias, gate, written))
     plan = _forward_plan(
         x.dtype, weight.dtype, None if bias is None else bias.dtype, None if gate is None else gate.dtype,
@@ -73,20 +85,18 @@ def layernorm_gated_backward(
     out = torch.empty_like(x) if recompute_out else None
     if rows == 0:
         return dx, torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias), dz, out
-    given = rows_of(dout if dout.dtype in NAMES else dout.float())
+    given = rows_of(known(dout))
     read, w, b, gate = rows_of(x), weight.contiguous(), _vector(bias), _gate(z)
-    to_x, to_z, to_out = _writable(dx), _writable(dz), _writable(out)
+    to_x, to_z, to_out = (None if t is None else writable(t) for t in (dx, dz, out))
     if to_z is not None and gate is not None and to_z.dtype != gate.dtype:
         to_z = torch.empty_like(gate)
-    cut = split(group_size, x.dtype, alignment(given, read, w, b, gate, to_x, to_z, to_out))
-    device = x.get_device()
-    along = walkers(rows, groups, cut, device)
-    parts = torch.empty(1 if b is None else 2, along * cut.units, dim, dtype=torch.float32, device=x.device)
+    cut = split(group_size, x.dtype, alignment(given, read, w, b, gate, to_x, to_z, to_out), BACKWARD)
     strides = tuple(0 if t is None else t.stride(0) for t in (given, read, gate, to_x, to_z, to_out))
-    plan = _backward_plan(
+    plan, along = _backward_plan(
         given.dtype, x.dtype, w.dtype, None if b is None else b.dtype, None if gate is None else gate.dtype,
-        norm_before_gate, is_rms_norm, recompute_out, cut, strides, rows, groups, group_size, along, device,
+        norm_before_gate, is_rms_norm, recompute_out, cut, strides, rows, groups, group_size, x.get_device(),
     )  # fmt: skip
+    parts = torch.empty(1 if b is None else 2, along * cut.units, dim, dtype=torch.float32, device=x.device)
     plan(*(0 if t is None else t.data_ptr() for t in (given, read, w, b, gate, mean, rstd, to_x, to_z, to_out, parts)))
     for wanted, written in ((dx, to_x), (dz, to_z), (out, to_out)):
         if wanted is not None and written is not None and wanted is not written:
@@ -105,7 +115,7 @@ def variants(every: bool = False) -> Iterator[Variant]:
                     cut = split(size, x, aligned)
                     bias, z = w if has_bias else None, x if has_z else None
                     yield _forward_variant(x, w, bias, z, before, rms, cut)
-                    yield _backward_variant(x, x, w, bias, z, before, rms, False, cut)
+                    yield _backward_variant(x, x, w, bias, z, before, rms, False, split(size, x, aligned, BACKWARD))
         yield Variant.of("norm_sum_parts.cu", "norm_sum_parts", W=NAMES[w])
 
 
@@ -116,19 +126,11 @@ _OPTIONS = [  # before gate, RMS, bias, z
 
 
 def _gate(z: torch.Tensor | None) -> torch.Tensor | None:
-    return None if z is None else rows_of(z if z.dtype in NAMES else z.float())
+    return None if z is None else rows_of(known(z))
 
 
 def _vector(bias: torch.Tensor | None) -> torch.Tensor | None:
-    return None if bias is None else (bias if bias.dtype in NAMES else bias.float()).contiguous()
-
-
-def _packed(tensor: torch.Tensor) -> bool:
-    return tensor.stride(1) == 1 or tensor.shape[1] == 1
-
-
-def _writable(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor if tensor is None or _packed(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return None if bias is None else known(bias).contiguous()
 
 
 def _defines(cut: Split, W: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None) -> dict[str, object]:
@@ -172,10 +174,9 @@ def _forward_plan(
 @cached
 def _backward_plan(
     dout: torch.dtype, x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool,
-    rms: bool, recompute: bool, cut: Split, strides: tuple[int, ...], rows: int, groups: int, size: int, along: int,
-    device: int,
-) -> Plan:  # fmt: skip
+    rms: bool, recompute: bool, cut: Split, strides: tuple[int, ...], rows: int, groups: int, size: int, device: int,
+) -> tuple[Plan, int]:  # fmt: skip
     kernel = runtime().load(_backward_variant(dout, x, w, bias, z, before, rms, recompute, cut), device)
-    return kernel.plan(
-        (along * groups, 1, 1), (cut.lanes * cut.units, 1, 1), 0, *strides, rows, groups, size, along
-    )
+    along = walkers(kernel, rows, groups, cut)
+    geometry = (along * groups, 1, 1), (cut.lanes * cut.units, 1, 1)
+    return kernel.plan(*geometry, 0, *strides, rows, groups, size, along), along

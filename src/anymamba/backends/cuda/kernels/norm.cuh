@@ -58,3 +58,10 @@ __device__ __forceinline__ void sum_over_row(float (&x)[COUNT], float* shared, i
     }
 #endif
 }
+
+// Scales what dropout keeps and zeroes the rest, also what is infinite. `keep` holds V bytes of 0 or 1.
+__device__ __forceinline__ void drop(float (&x)[V], const unsigned char* keep, float scale) {
+    const Pack<unsigned char, V> kept = load_pack<unsigned char, V>(keep);
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = kept.at[i] ? x[i] * scale : 0.0f;
+}
