@@ -29,6 +29,7 @@ THEIRS = {
     "causal_conv1d": "causal_conv1d",
     "selective_scan": "mamba_ssm.ops.selective_scan_interface",
     "mamba_block": "mamba_ssm.ops.selective_scan_interface",
+    "norms": "mamba_ssm.ops.triton.layer_norm",
     "ssd": "mamba_ssm.ops.triton.ssd_combined",
     "mamba2_block": "mamba_ssm.ops.triton.ssd_combined",
     "selective_state_update": "mamba_ssm.ops.triton.selective_state_update",
