@@ -25,7 +25,7 @@ from anymamba.backends.cuda.runtime.nvrtc import Nvrtc
 FRAME_BOUND = 16
 # Known to spill more: kernel -> bytes. To be emptied, not filled.
 # ssd_forward: fp32 with a gate and odd strides (72), fp32 with 256 states on cards with little shared memory (56).
-# Norms: rows of more than 4096 columns read element by element, and two branches at once; the usual variants have none.
+# Norms: rows of 4096 and more columns read element by element, and two branches at once; the usual variants have none.
 KNOWN = {
     "layer_norm_backward": 80,
     "layer_norm_forward": 40,
