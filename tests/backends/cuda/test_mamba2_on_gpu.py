@@ -79,8 +79,8 @@ def test_upstreams_private_pair_of_the_whole_scan_runs(packed: bool) -> None:
     )
     exact = {name: upcast(value) for name, value in arguments.items()}
     wanted, *states = mamba_chunk_scan_combined(
-        **exact, chunk_size=64, seq_idx=seq_idx, cu_seqlens=cu_seqlens, dt_softplus=True, return_final_states=True,
-        return_varlen_states=packed,
+        **exact, chunk_size=64, seq_idx=upcast(seq_idx), cu_seqlens=upcast(cu_seqlens), dt_softplus=True,
+        return_final_states=True, return_varlen_states=packed,
     )  # fmt: skip
     for seen, value in zip([out, final, *varlen], [wanted, *states]):
         assert relative_error(seen, value) < 5e-2
