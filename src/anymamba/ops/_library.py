@@ -88,7 +88,21 @@ def traced(x: torch.Tensor) -> bool:
 
     The functional wrappers of torch 2.1 are plain tensors to Python, so they are asked for by name.
     """
-    return _is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter) or torch._is_functional_tensor(x)
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return type(x).__name__ != "DTensor" or _know_dtensors()
+    return _is_compiling() or torch._is_functional_tensor(x)
+
+
+def _know_dtensors() -> bool:
+    """Tell PyTorch how the operators may be sharded, the first time that a DTensor comes."""
+    from anymamba.distributed.dtensor import register  # imports torch.distributed.tensor, as the caller did
+
+    register()
+    return True
+
+
+# What torch.compiler.assume_constant_result sets, without importing the compiler: dynamo calls the function while tracing.
+_know_dtensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
