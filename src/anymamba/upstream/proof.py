@@ -103,7 +103,8 @@ def _guide() -> list[int]:
     layers = {"Mamba": package.Mamba(d_model=16, d_state=16, d_conv=4, expand=2)}
     # since 2.0; upstream's own calls causal_conv1d's extension without asking whether it is there
     if hasattr(package, "Mamba2") and importlib.util.find_spec("causal_conv1d") is not None:
-        layers["Mamba2"] = package.Mamba2(d_model=16, d_state=16, headdim=8, chunk_size=32)
+        # eight heads: upstream's compiled convolution wants rows of in_proj that are a multiple of 8 wide
+        layers["Mamba2"] = package.Mamba2(d_model=16, d_state=16, headdim=4, chunk_size=32)
     for name, layer in layers.items():
         y = layer.to(device)(x)
         _check(y.shape == x.shape, f"{name} gave shape {tuple(y.shape)}, not {tuple(x.shape)}")
