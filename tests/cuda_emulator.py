@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from anymamba.backends.cuda.runtime.cache import DiskCache
+from anymamba.backends.cuda.runtime.driver import Resources
 from anymamba.backends.cuda.runtime.kernel import Runtime, use_runtime
 from anymamba.backends.cuda.runtime.nvrtc import Compiled
 
@@ -109,6 +110,9 @@ class EmulatedDriver:
 
     def occupancy(self, function: Any, threads: int, shared_bytes: int, device: int) -> int:
         return max(1, 1024 // threads)
+
+    def resources(self, function: Any, device: int) -> Resources:
+        return Resources(registers=32, local_bytes=0, shared_bytes=0)
 
     def launch(self, function: Any, *arguments: Any) -> int:
         *geometry, _stream, parameters, _extra = arguments

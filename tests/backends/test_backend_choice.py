@@ -185,3 +185,17 @@ def test_recording_notes_the_calls_and_leaves_no_trace() -> None:
     assert calls == [(OPERATOR, CALL)]
     chosen()
     assert len(calls) == 1
+
+
+def test_whoever_watches_sees_every_call_of_a_backends_function_and_then_no_more() -> None:
+    seen: list[backends.Watched] = []
+    assert chosen() == "first"
+    with backends.watching(seen.append):
+        assert backends.is_recording()
+        assert [chosen(), chosen(CALL._replace(width=5))] == ["first", "second"]
+    assert chosen() == "first"
+    assert [(call.module.__name__, call.operator, call.function, call.arguments) for call in seen] == [
+        ("first.stir", OPERATOR, "stir_forward", ()),
+        ("second.stir", OPERATOR, "stir_forward", ()),
+    ]
+    assert not backends.is_recording()

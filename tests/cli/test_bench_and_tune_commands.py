@@ -64,9 +64,9 @@ def test_wishes_that_mean_nothing_are_refused_before_anything_runs(wish: list[st
 
 def test_tune_shows_and_forgets_what_is_kept() -> None:
     tuned.keep({"card | kernel | shape": tuned.Entry({"block": 32}, "s", 2.0, 1.0)})
-    shown = invoke(["tune", "--show", "--json"])
+    shown = invoke(["tune", "show", "--json"])
     assert json.loads(shown.stdout)["entries"]["card | kernel | shape"]["parameters"] == {"block": 32}
-    assert "1 forgotten" in invoke(["tune", "--reset"]).stdout
+    assert "1 forgotten" in invoke(["tune", "reset"]).stdout
     assert tuned.entries() == {}
 
 
@@ -74,10 +74,43 @@ def test_tune_measures_within_its_time_and_keeps_nothing_when_dry() -> None:
     pytest.importorskip("numba", reason="the CPU's kernels need numba")
     run = invoke(
         ["tune", "--dry-run", "--batch", "1", "--length", "16", "--width", "32", "--seconds", "1", "--device", "cpu",
-              "--json"],
+              "--kernel", "selective_scan", "--kernel", "causal_conv1d", "--json"],
     )  # fmt: skip
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
-    assert {one["kernel"] for one in document["found"]} == {"cpu selective_scan forward", "cpu causal_conv1d forward"}
+    assert {one["kernel"] for one in document["found"]} == {
+        "cpu selective_scan forward", "cpu selective_scan backward", "cpu causal_conv1d forward, rows",
+        "cpu causal_conv1d backward, rows",
+    }  # fmt: skip
     assert document["kept"] is False
     assert tuned.entries() == {}
+
+
+def test_tune_says_what_parameters_mean() -> None:
+    meant = json.loads(invoke(["tune", "parameters", "--json"]).stdout)["parameters"]
+    assert "register" in meant["cuda selective_scan backward"]["min_blocks"]
+    assert "lanes" in invoke(["tune", "parameters"]).stdout
+
+
+def test_tune_records_a_script_and_tunes_for_its_calls(tmp_path: Path) -> None:
+    pytest.importorskip("numba", reason="the CPU's kernels need numba")
+    script = tmp_path / "small.py"
+    script.write_text(
+        "import torch\nfrom anymamba.ops import causal_conv1d_fn\n"
+        "causal_conv1d_fn(torch.rand(1, 40, 8), torch.rand(40, 4))\n",
+        encoding="utf-8",
+    )
+    run = invoke(["tune", "--record", str(script), "--seconds", "1", "--dry-run", "--json"])
+    assert run.exit_code == 0, run.output
+    (found,) = json.loads(run.stdout)["found"]
+    assert (found["kernel"], found["size"]) == ("cpu causal_conv1d forward, rows", "1x40x8")
+
+
+def test_a_model_that_is_not_there_and_a_kernel_that_is_not_here_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("numba", reason="the CPU's kernels need numba")
+    absent = invoke(["tune", "--model", str(tmp_path / "config.json"), "--device", "cpu"])
+    assert isinstance(absent.exception, OptionError)
+    unknown = invoke(
+        ["tune", "--kernel", "winograd", "--batch", "1", "--length", "8", "--width", "32", "--device", "cpu"]
+    )
+    assert isinstance(unknown.exception, OptionError)

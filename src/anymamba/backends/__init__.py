@@ -15,7 +15,7 @@ import functools
 import importlib
 import os
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +27,7 @@ from anymamba.errors import BackendRefusedError, UnknownBackendError
 __all__ = [
     "Choice",
     "Operator",
+    "Watched",
     "choices",
     "choose",
     "describe",
@@ -37,6 +38,7 @@ __all__ = [
     "summary",
     "unavailable",
     "use_backend",
+    "watching",
 ]
 
 ENVIRONMENT_VARIABLE = "ANYMAMBA_BACKEND"
@@ -184,8 +186,29 @@ def recording() -> Iterator[list[tuple[Operator, Any]]]:
         _chosen = kept
 
 
+class Watched(NamedTuple):
+    """One call of a backend's function."""
+
+    module: ModuleType
+    operator: Operator
+    function: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+@contextlib.contextmanager
+def watching(note: Callable[[Watched], object]) -> Iterator[None]:
+    """Have `note` called with every call of a backend's function in this context, before it is done, on any thread."""
+    global _chosen  # noqa: PLW0603
+    kept, _chosen = _chosen, _Watcher(note)
+    try:
+        yield
+    finally:
+        _chosen = kept
+
+
 def is_recording() -> bool:
-    """Return whether choices are being noted: then no operator may skip its choice."""
+    """Return whether choices or calls are being noted: then no operator may skip its choice."""
     return type(_chosen) is not dict
 
 
@@ -199,6 +222,35 @@ class _Recorder(dict[Any, ModuleType]):
     def __setitem__(self, key: Any, module: ModuleType) -> None:
         self._calls.append((key[0], key[1]))
         super().__setitem__(key, module)
+
+
+class _Watcher(dict[Any, Any]):
+    """A cache of choices that holds none, and gives each out with its functions watched."""
+
+    def __init__(self, note: Callable[[Watched], object]) -> None:
+        super().__init__()
+        self._note = note
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return _WatchedModule(_choose(*key), key[0], self._note)
+
+
+class _WatchedModule:
+    """Stands for a backend's module, with the functions of one operator and nothing else."""
+
+    def __init__(self, module: ModuleType, operator: Operator, note: Callable[[Watched], object]) -> None:
+        for name in operator.functions:
+            setattr(self, name, self._watched(module, operator, name, note))
+
+    @staticmethod
+    def _watched(module: ModuleType, operator: Operator, name: str, note: Callable[[Watched], object]) -> Any:
+        function = getattr(module, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            note(Watched(module, operator, name, arguments, options))
+            return function(*arguments, **options)
+
+        return call
 
 
 def _choose(operator: Operator, call: Call, wanted: str | None) -> ModuleType:

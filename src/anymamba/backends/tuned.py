@@ -1,5 +1,8 @@
 """Kernel parameters that `anymamba tune` found better than the usual ones, on this machine: kept, found again, used.
 
+A backend declares a kernel's parameters, with what each means, where it settles the kernel's launch (`declare`), and asks
+`find` there. That is all that `anymamba tune` needs: it runs an operator and listens which places are asked for (`listening`).
+
 One JSON file in the cache folder, an entry for each (card, kernel, shape class). A backend asks `find` when it settles how to
 run calls of a new shape (never on each call). An entry counts only while the kernel's source is the one it was measured with,
 and only if the backend still offers its values; a file that is damaged or cannot be read is as none: the usual values.
@@ -20,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = [
-    "SCHEMA", "VARIABLE", "Entry", "Parameters", "Place", "entries", "find", "fingerprint", "forget", "keep", "on_forget",
-    "path", "power", "read", "reset", "trial", "write",
+    "SCHEMA", "VARIABLE", "Asked", "Entry", "Parameters", "Place", "declare", "declared", "entries", "find", "fingerprint",
+    "forget", "keep", "listening", "on_forget", "path", "power", "read", "reset", "trial", "write",
 ]  # fmt: skip
 
 SCHEMA = "anymamba-tuned/1"
@@ -66,6 +69,15 @@ class Entry(NamedTuple):
     tuned_ms: float
 
 
+class Asked(NamedTuple):
+    """What a backend asked `find`: where, and what it could do there."""
+
+    place: Place
+    offered: Sequence[Parameters]
+
+
+_declared: dict[str, Mapping[str, str]] = {}
+_listeners: list[list[Asked]] = []
 _trials: dict[str, Parameters] = {}
 _forgetters: list[Callable[[], object]] = []
 
@@ -73,6 +85,29 @@ _forgetters: list[Callable[[], object]] = []
 def power(value: int) -> int:
     """Return the power of two nearest above: sizes of one class."""
     return 1 << max(value - 1, 0).bit_length()
+
+
+def declare(kernel: str, **meaning: str) -> str:
+    """Say which parameters `kernel` has and what each means, in words; return its name."""
+    _declared[kernel] = meaning
+    return kernel
+
+
+def declared() -> Mapping[str, Mapping[str, str]]:
+    """Return the meaning of every parameter of every kernel that was declared: of the backends' modules imported so far."""
+    return _declared
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[Asked]]:
+    """Note what `find` is asked in this context, each place once; for one thread, while it calls an operator."""
+    heard: list[Asked] = []
+    _listeners.append(heard)
+    _settle_anew()
+    try:
+        yield heard
+    finally:
+        _listeners.remove(heard)
 
 
 def fingerprint(*texts: str) -> str:
@@ -89,6 +124,9 @@ def find(place: Place, offered: Sequence[Parameters]) -> Parameters | None:
     offered : sequence of mapping
         What the backend can do for this shape; anything else in the file is ignored.
     """
+    for heard in _listeners:
+        if all(asked.place != place for asked in heard):
+            heard.append(Asked(place, offered))
     tried = _trials.get(place.kernel)
     if tried is not None:
         return tried or None

@@ -2,13 +2,14 @@
 
 Thin on purpose. Each module in `commands/` is one command: a typer function named `command` (its name is the module's,
 underscores as dashes) that calls a library function and shows the result through `terminal`. A new command is a new file.
+One with commands of its own (`tune show`) lists them by name in SUBCOMMANDS; without one of them `command` runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,11 +44,21 @@ def _options(
     pass
 
 
+def _add(name: str, module: Any) -> None:
+    subcommands = getattr(module, "SUBCOMMANDS", {})
+    if not subcommands:
+        app.command(name=name)(interruptible(module.command))
+        return
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(interruptible(module.command))
+    for subname, subcommand in subcommands.items():
+        group.command(name=subname)(interruptible(subcommand))
+    app.add_typer(group, name=name)
+
+
 for _module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda module: module.name):
     if not _module.name.startswith("_"):
-        app.command(name=_module.name.replace("_", "-"))(
-            interruptible(importlib.import_module(f"{commands.__name__}.{_module.name}").command)
-        )
+        _add(_module.name.replace("_", "-"), importlib.import_module(f"{commands.__name__}.{_module.name}"))
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,16 +14,18 @@ pytest.importorskip("numba", reason="the CPU's kernels need numba")
 
 from anymamba import backends
 from anymamba.backends import tuned
-from anymamba.backends.cpu import _tuning, causal_conv1d
+from anymamba.backends.cpu import _tuning, selective_scan
 from anymamba.errors import OptionError
 from anymamba.measure.bench.subjects import SUBJECTS, Size
 from anymamba.measure.cases import Draw
-from anymamba.measure.tune.kernels import Kernel, kernels
+from anymamba.measure.tune.meaning import meanings
 from anymamba.measure.tune.search import MARGIN, Found, tune
+from anymamba.measure.tune.works import Task, backend_for, calls_of_size, only, tasks
 
 CPU, F32, SIZE = torch.device("cpu"), torch.float32, Size(2, 40, 32)
-CONV = next(kernel for kernel in kernels(CPU) if kernel.subject.name == "causal_conv1d")
-NAME = "cpu causal_conv1d forward"
+NAME = "cpu selective_scan forward"
+TASKS = tasks(calls_of_size(SIZE, F32, CPU, "cpu"))
+SCAN = next(task for task in TASKS if task.place.kernel == NAME)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +51,9 @@ def seconds_of(choose: Callable[[Mapping[str, int]], float]) -> Callable[[Any, i
     return watch
 
 
-def search(watch: Callable[[Any, int], float], kernel: Kernel = CONV, **changed: Any) -> Found:
+def search(watch: Callable[[Any, int], float], task: Task = SCAN, **changed: Any) -> Found:
     options: dict[str, Any] = {"seconds": 1e6, "progress": Silent(), "watch": watch}
-    (found,) = tune([kernel], [SIZE], F32, CPU, **{**options, **changed})
+    (found,) = tune([task], **{**options, **changed})
     return found
 
 
@@ -59,15 +61,44 @@ def best(parameters: Mapping[str, int]) -> float:
     return 0.5 if parameters.get("block") == 32 and parameters.get("threads") == 0 else 1.0
 
 
+def test_every_operator_of_the_backend_is_found_forward_backward_and_decoding() -> None:
+    assert backend_for(CPU) == "cpu"
+    assert {task.place.kernel for task in TASKS} == {
+        NAME, "cpu selective_scan backward", "cpu causal_conv1d forward, rows", "cpu causal_conv1d backward, rows",
+        "cpu ssd forward", "cpu ssd backward", "cpu selective_state_update", "cpu norm forward", "cpu norm backward",
+        "cpu swiglu forward", "cpu swiglu backward",
+    }  # fmt: skip
+    assert len({task.place.name for task in TASKS}) == len(TASKS)
+
+
+def test_every_parameter_that_is_offered_was_declared_with_its_meaning() -> None:
+    said = meanings()
+    for task in TASKS:
+        for choice in task.offered:
+            assert set(choice) == set(said[task.place.kernel])
+    assert all(len(meaning) > 10 for names in said.values() for meaning in names.values())
+
+
+def test_kernels_are_chosen_by_a_part_of_their_name() -> None:
+    assert {task.place.kernel for task in only(TASKS, ["swiglu"])} == {"cpu swiglu forward", "cpu swiglu backward"}
+    assert only(TASKS, []) == TASKS
+    with pytest.raises(OptionError, match=r"swigloo.*swiglu forward"):
+        only(TASKS, ["swigloo"])
+
+
 def test_the_fastest_is_kept_and_used_from_then_on() -> None:
     found = search(seconds_of(best))
     assert found.parameters == {"block": 32, "threads": 0}
     assert (found.usual_ms, found.tuned_ms) == (1000, 500)
-    assert found.tried == found.offered == len(_tuning.offered())
-    how = _tuning.settings(causal_conv1d.FORWARD, causal_conv1d, 128, 2 * 64, 40, 4)
-    assert how == _tuning.Settings(32, 0)
-    other = _tuning.settings(causal_conv1d.FORWARD, causal_conv1d, 128, 2 * 64, 4000, 4)
-    assert other == _tuning.Settings(128)  # another class of lengths
+    assert found.tried == found.offered == len(selective_scan.FORWARD.offered())
+    assert selective_scan.FORWARD.settings(4, 2 * 64, 40, 16) == _tuning.Settings(32, 0)
+    other = selective_scan.FORWARD.settings(4, 2 * 64, 4000, 16)
+    assert other == _tuning.Settings(selective_scan.BLOCK)  # another class of lengths
+
+
+def test_the_usual_is_no_choice() -> None:
+    assert {"block": selective_scan.BLOCK, "threads": 0} not in selective_scan.FORWARD.offered(4)
+    assert selective_scan.BACKWARD.offered(4) == [{"threads": 4}, {"threads": 2}, {"threads": 1}]
 
 
 def test_a_dry_run_keeps_nothing() -> None:
@@ -95,17 +126,18 @@ def test_who_was_fast_once_only_is_found_out_at_the_end() -> None:
 
 
 def test_wrong_results_and_errors_are_left_out_and_told() -> None:
-    subject = CONV.subject
-
-    def breaking(**arguments: Any) -> Any:
-        block = tuned._trials[NAME].get("block")
+    def breaking(*arguments: Any, **options: Any) -> Any:
+        block = tuned._trials.get(NAME, {}).get("block")
         if block == 16:
             raise RuntimeError("cannot be launched")
-        return subject.ours(**arguments) * (1.5 if block == 32 else 1)
+        out, *others = selective_scan.selective_scan_forward(*arguments, **options)
+        return [out * (1.5 if block == 32 else 1), *others]
 
+    module = ModuleType("breaking")
+    module.selective_scan_forward = breaking  # type: ignore[attr-defined]
     found = search(
         seconds_of(lambda parameters: parameters.get("block", 1000)),
-        replace(CONV, subject=replace(subject, ours=breaking)),
+        SCAN._replace(call=SCAN.call._replace(module=module)),
     )
     assert found.parameters["block"] == 64
     assert {reason.partition(": ")[2][:10] for reason in found.dropped} == {"cannot be ", "its result"}
@@ -122,34 +154,36 @@ def test_no_time_is_refused() -> None:
         search(seconds_of(best), seconds=0)
 
 
-@pytest.mark.parametrize("name", ["causal_conv1d", "selective_scan"])
-def test_no_choice_changes_a_bit_of_the_result(name: str) -> None:
+@pytest.mark.parametrize("name", ["causal_conv1d", "selective_scan", "swiglu", "rms_norm with residual"])
+def test_no_choice_of_the_cpu_changes_a_bit_of_the_result(name: str) -> None:
     subject, size = SUBJECTS[name], Size(2, 300, 32)  # more than one block, and checkpoints between them
-    (kernel,) = (kernel for kernel in kernels(CPU) if kernel.subject.name == name)
-    place = kernel.place(size, F32)
 
     def results() -> list[torch.Tensor]:
         arguments = subject.arguments(Draw(F32, CPU), *size)
         with backends.use_backend("cpu"):
-            out = subject.ours(**arguments)
-            leaves = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
-            return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+            outs = subject.ours(**arguments)
+            outs = [out for out in (outs if isinstance(outs, tuple) else [outs]) if isinstance(out, torch.Tensor)]
+            leaves = [value for value in arguments.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+            loss = sum((out.square().sum() for out in outs), start=torch.zeros(()))
+            return [*outs, *torch.autograd.grad(loss, leaves)]
 
     usual = results()
-    for parameters in _tuning.offered(4):
-        with tuned.trial(place.kernel, parameters):
-            for seen, wanted in zip(results(), usual):
-                assert torch.equal(seen, wanted), parameters
+    with tuned.listening() as heard:
+        results()
+    assert len(heard) == 2
+    for place, _ in heard:
+        for block in _tuning.BLOCKS:
+            for threads in (0, 1, 2, 3):
+                with tuned.trial(place.kernel, {"block": block, "threads": threads}):
+                    for seen, wanted in zip(results(), usual):
+                        assert torch.equal(seen, wanted), (place.kernel, block, threads)
 
 
-def test_the_place_is_the_one_that_the_operator_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    find = tuned.find
-    monkeypatch.setattr(tuned, "find", lambda place, offered: asked.append(place.name) or find(place, offered))
-    for kernel in kernels(CPU):
-        for dtype in (F32, torch.bfloat16, torch.float64):
-            tuned.forget()
-            asked.clear()
-            with torch.no_grad(), backends.use_backend("cpu"):
-                kernel.subject.ours(**kernel.subject.arguments(Draw(dtype, CPU), *SIZE))
-            assert asked == [kernel.place(SIZE, dtype).name]
+@pytest.mark.parametrize("chunk", [16, 32, 128, 256])
+def test_a_chunk_of_any_length_gives_the_same_scan_but_for_rounding(chunk: int) -> None:
+    for task in only(TASKS, ["ssd"]):
+        call = task.call.ready()
+        usual = [tensor.clone() for tensor in call.results()]
+        with tuned.trial(task.place.kernel, {"block": chunk}):
+            for seen, wanted in zip(call.results(), usual):
+                assert float((seen - wanted).norm()) <= task.call.bound * float(wanted.norm())

@@ -10,13 +10,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from anymamba import ops
+pytest.importorskip("numba", reason="the CPU's kernels need numba")
+
+from anymamba import backends
 from anymamba.backends import tuned
 from anymamba.cli import app
 from anymamba.cli.terminal import terminal
 from anymamba.errors import OptionError
-from anymamba.measure.bench.subjects import Size
 from anymamba.measure.tune.shapes import record, width_of_model
+from anymamba.measure.tune.works import tasks
 
 
 @pytest.fixture(autouse=True)
@@ -65,56 +67,76 @@ def test_what_describes_no_mamba_is_refused(tmp_path: Path, text: str) -> None:
 SCRIPT = """
 import sys
 import torch
-from anymamba.ops.causal_conv1d import causal_conv1d_fn
+from anymamba.ops import causal_conv1d_fn
 from beside import LENGTH
 for length in (LENGTH, LENGTH, int(sys.argv[1])):
-    causal_conv1d_fn(torch.ones(3, 16, length, dtype=torch.bfloat16), weight=torch.ones(16, 4, dtype=torch.bfloat16))
+    causal_conv1d_fn(torch.ones(3, 16, length, dtype=torch.bfloat16), torch.ones(16, 4, dtype=torch.bfloat16))
 sys.exit(0)
 """
 
 
-def test_a_run_says_sizes_and_dtypes_the_most_frequent_first_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_run_says_its_calls_the_most_frequent_first_and_leaves_no_trace(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "beside.py").write_text("LENGTH = 32\n", encoding="utf-8")
-    before = ops.causal_conv1d_fn
     seen = record(script, ["8"])
-    assert seen == [(Size(3, 32, 8), torch.bfloat16), (Size(3, 8, 8), torch.bfloat16)]
-    assert ops.causal_conv1d_fn is before
-    assert ops.causal_conv1d.causal_conv1d_fn is before  # type: ignore[attr-defined]
+    assert [(call.operator, call.size, call.dtype) for call in seen] == [
+        ("causal_conv1d", "3x16x32", torch.bfloat16), ("causal_conv1d", "3x16x8", torch.bfloat16)
+    ]  # fmt: skip
+    assert not backends.is_recording()
 
 
-def test_mambas_inner_function_counts_by_the_width_of_its_block(tmp_path: Path) -> None:
+def test_a_blocks_training_step_counts_forward_and_backward(tmp_path: Path) -> None:
     script = tmp_path / "model.py"
     script.write_text(
         "import torch\nfrom anymamba.measure.bench import blocks\nfrom anymamba.measure.cases import Draw\n"
         "from anymamba.ops import mamba_inner_fn\n"
         "given = blocks.mamba_arguments(Draw(torch.float32, torch.device('cpu')), 2, 6, 16)\n"
-        "blocks.mamba_block(mamba_inner_fn)(**given)\n",
+        "blocks.mamba_block(mamba_inner_fn)(**given).sum().backward()\n",
         encoding="utf-8",
     )
-    assert record(script) == [(Size(2, 6, 16), torch.float32)]
+    seen = record(script)
+    assert {call.function for call in seen} == {
+        "causal_conv1d_forward", "causal_conv1d_backward", "selective_scan_forward", "selective_scan_backward"
+    }  # fmt: skip
+    assert {call.size for call in seen} == {"2x32x6"}
+    assert {task.place.kernel.partition(" ")[0] for task in tasks(seen)} == {"cpu"}
 
 
 def test_a_script_without_calls_or_that_is_not_there_says_so(tmp_path: Path) -> None:
     script = tmp_path / "empty.py"
     script.write_text("pass\n", encoding="utf-8")
-    with pytest.raises(OptionError, match="neither the scan nor the convolution"):
+    with pytest.raises(OptionError, match="made no call that can be tuned"):
         record(script)
     with pytest.raises(OptionError, match="is no file"):
         record(tmp_path / "absent.py")
+
+
+def test_calls_on_a_backend_without_kernels_of_its_own_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import torch\nfrom anymamba.ops import causal_conv1d_fn\n"
+        "causal_conv1d_fn(torch.ones(1, 2, 3), torch.ones(2, 4))\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("ANYMAMBA_BACKEND", "torch")
+    with pytest.raises(OptionError) as refused:
+        record(script)
+    assert "torch" in refused.value.why
 
 
 def test_what_is_kept_travels_as_a_file(tmp_path: Path) -> None:
     entry = tuned.Entry({"block": 32}, "s", 2.0, 1.0)
     tuned.keep({"card | kernel | shape": entry})
     file = tmp_path / "tuned.json"
-    assert "1 written" in run("--export", str(file))
+    assert "1 written" in run("export", str(file))
     assert tuned.reset() == 1
     tuned.keep({"another | kernel | shape": entry})
-    assert json.loads(run("--import", str(file), "--json"))["imported"] == 1
+    assert json.loads(run("import", str(file), "--json"))["imported"] == 1
     assert set(tuned.entries()) == {"card | kernel | shape", "another | kernel | shape"}
     terminal.cache_clear()
     file.write_text("{}", encoding="utf-8")
-    refused = CliRunner().invoke(app, ["tune", "--import", str(file)])
+    refused = CliRunner().invoke(app, ["tune", "import", str(file)])
     assert isinstance(refused.exception, OptionError)

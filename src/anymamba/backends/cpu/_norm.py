@@ -17,12 +17,15 @@ import torch
 from anymamba.backends.cpu._compile import flat, kernel
 from anymamba.backends.cpu._math import sigmoid
 from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._tuning import tunable
 from anymamba.machine.memory import empty, empty_like
 
 __all__ = ["backward", "by_rows", "forward"]
 
 PARTS = 16
 ELEMENTS_A_THREAD = 1 << 15  # 10 us of work
+FORWARD = tunable("norm forward", __name__, sizes=("rows", "columns"))
+BACKWARD = tunable("norm backward", __name__, sizes=("rows", "columns"))
 
 
 def by_rows(*tensors: torch.Tensor | None) -> bool:
@@ -64,7 +67,9 @@ def forward(
         arguments += [*_rows(tensor, x), tensor is not None]
     arguments += [flat(w), flat(b), bias is not None, *_rows(out, x), *_rows(sums, x), store]
     arguments += [flat(rstd if mean is None else mean), flat(rstd)]
-    run(lambda first, after: _forward(first, after, *arguments), rows, at_least=_rows_a_thread(dim))
+    how = FORWARD.settings(x.element_size(), rows, dim)
+    at_least = how.at_least(_rows_a_thread(dim))
+    run(lambda first, after: _forward(first, after, *arguments), rows, at_least=at_least, most=how.threads)
     return out, sums, mean, rstd
 
 
@@ -101,8 +106,9 @@ def backward(
         arguments += [*_rows(tensor, v), tensor is not None]
     arguments += [flat(w), flat(b), bias is not None, flat(rstd if mean is None else mean.contiguous())]
     arguments += [flat(rstd.contiguous()), flat(dx), flat(dx if dz is None else dz), flat(dweight), flat(dbias)]
-    at_least = max(1, _rows_a_thread(dim) * parts // max(rows, 1))
-    run(lambda first, after: _backward(first, after, *arguments), parts, at_least=at_least)
+    how = BACKWARD.settings(v.element_size(), rows, dim)
+    at_least = how.at_least(max(1, _rows_a_thread(dim) * parts // max(rows, 1)))
+    run(lambda first, after: _backward(first, after, *arguments), parts, at_least=at_least, most=how.threads)
     return dx, dweight.sum(0), None if bias is None else dbias.sum(0), dz
 
 

@@ -39,9 +39,9 @@ def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1
     at_least : int
         Items worth a thread: fewer run on the calling thread.
     most : int
-        At most so many threads; 0: as many as PyTorch uses.
+        At most so many threads, and never more than PyTorch uses; 0: as many as that.
     """
-    threads = min(most or torch.get_num_threads(), items // max(at_least, 1))
+    threads = min(most or torch.get_num_threads(), torch.get_num_threads(), items // max(at_least, 1))
     if threads <= 1:
         if items:
             function(0, items)

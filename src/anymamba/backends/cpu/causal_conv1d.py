@@ -13,7 +13,6 @@ and the initial states'. Tiles go from the last block to the first and keep the 
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import sigmoid
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
-from anymamba.backends.cpu._tuning import settings
+from anymamba.backends.cpu._tuning import BLOCKS, tunable
 from anymamba.backends.torch.causal_conv1d import (
     causal_conv1d_varlen_states,
     final_states,
@@ -44,7 +43,11 @@ __all__ = [
 
 BLOCK = 128  # steps transposed at a time, unless tuned
 STEPS_A_THREAD = 1 << 15  # 10 us of work: fewer cost more to hand over than to do
-FORWARD = "causal_conv1d forward"
+_BLOCK = "steps transposed into a tile at a time: long ones amortise what a block costs, short ones stay in the cache"
+FORWARD_ROWS = tunable("causal_conv1d forward, rows", __name__)
+BACKWARD_ROWS = tunable("causal_conv1d backward, rows", __name__)
+FORWARD = tunable("causal_conv1d forward", __name__, block=BLOCK, blocks=BLOCKS, meaning=_BLOCK)
+BACKWARD = tunable("causal_conv1d backward", __name__, block=BLOCK, blocks=BLOCKS, meaning=_BLOCK)
 
 
 def causal_conv1d_forward(
@@ -64,7 +67,8 @@ def causal_conv1d_forward(
     out = empty_like(x, work)
     arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
 
-    how = settings(FORWARD, sys.modules[__name__], BLOCK, batch * dim, seqlen, x_.element_size())
+    by_rows = _by_rows(seq_idx, x_, out)
+    how = (FORWARD_ROWS if by_rows else FORWARD).settings(x_.element_size(), batch * dim, seqlen)
 
     def rows(first: int, after: int) -> None:
         _forward_rows(first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
@@ -72,10 +76,11 @@ def causal_conv1d_forward(
     def tiles(first: int, after: int) -> None:
         _forward(how.block, first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
 
-    if _by_rows(seq_idx, x_, out):
-        run(rows, batch * dim, at_least=_rows_a_thread(seqlen), most=how.threads)
+    if by_rows:
+        run(rows, batch * dim, at_least=how.at_least(_rows_a_thread(seqlen)), most=how.threads)
     else:
-        run(tiles, batch * -(-dim // LANES), at_least=-(-_rows_a_thread(seqlen) // LANES), most=how.threads)
+        at_least = how.at_least(-(-_rows_a_thread(seqlen) // LANES))
+        run(tiles, batch * -(-dim // LANES), at_least=at_least, most=how.threads)
     return like(x, out), final_states(x, width, seq_idx, initial_states) if return_final_states else None
 
 
@@ -108,12 +113,15 @@ def causal_conv1d_backward(
         _backward_rows(first, after, dim, seqlen, width, silu, *arguments)
 
     def tiles(first: int, after: int) -> None:
-        _backward(first, after, dim, seqlen, width, silu, *arguments)
+        _backward(how.block, first, after, dim, seqlen, width, silu, *arguments)
 
-    if _by_rows(seq_idx, x_, dout_, dx):
-        run(rows, batch * dim, at_least=_rows_a_thread(seqlen))
+    by_rows = _by_rows(seq_idx, x_, dout_, dx)
+    how = (BACKWARD_ROWS if by_rows else BACKWARD).settings(x_.element_size(), batch * dim, seqlen)
+    if by_rows:
+        run(rows, batch * dim, at_least=how.at_least(_rows_a_thread(seqlen)), most=how.threads)
     else:
-        run(tiles, batch * -(-dim // LANES), at_least=-(-_rows_a_thread(seqlen) // LANES))
+        at_least = how.at_least(-(-_rows_a_thread(seqlen) // LANES))
+        run(tiles, batch * -(-dim // LANES), at_least=at_least, most=how.threads)
     if dfinal_states is not None:
         dlast = dfinal_states.to(work)
         if seq_idx is not None and seqlen:
@@ -442,16 +450,16 @@ def _forward(
 
 @kernel
 def _backward(
-    first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    block, first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
     states, s_b, s_d, s_k, has_states, dout, dout_b, dout_d, dout_t, dx, dx_b, dx_d, dx_t, dweight, dbias, dinitial,
 ):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     tiles = (dim + LANES - 1) // LANES
     reach = width - 1
-    xb = np.empty((BLOCK + reach, LANES), dtype=x.dtype)
-    yb = np.empty((BLOCK, LANES), dtype=x.dtype)
-    dyb = np.empty((BLOCK + reach, LANES), dtype=x.dtype)  # the block's, then the first of the block after
-    dxb = np.empty((BLOCK, LANES), dtype=x.dtype)
+    xb = np.empty((block + reach, LANES), dtype=x.dtype)
+    yb = np.empty((block, LANES), dtype=x.dtype)
+    dyb = np.empty((block + reach, LANES), dtype=x.dtype)  # the block's, then the first of the block after
+    dxb = np.empty((block, LANES), dtype=x.dtype)
     w = np.empty((width, LANES), dtype=x.dtype)
     dw = np.empty((width, LANES), dtype=x.dtype)
     lane_bias = np.empty(LANES, dtype=x.dtype)
@@ -464,8 +472,8 @@ def _backward(
         dw[:] = 0
         db[:] = 0
         row = b * seqlen
-        for t0 in range((seqlen - 1) // BLOCK * BLOCK, -1, -BLOCK):
-            steps = min(BLOCK, seqlen - t0)
+        for t0 in range((seqlen - 1) // block * block, -1, -block):
+            steps = min(block, seqlen - t0)
             following = min(reach, seqlen - t0 - steps)
             for k in range(following):  # still in place: the block after wrote them at the start of the buffer
                 for lane in range(LANES):

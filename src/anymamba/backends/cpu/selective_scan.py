@@ -21,7 +21,6 @@ Tried and lost: lanes as states (one reduction across lanes a step); a scan in l
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from anymamba.backends.cpu._compile import flat, kernel
 from anymamba.backends.cpu._math import LN2, LOG2E, exp2, sigmoid, softplus
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
-from anymamba.backends.cpu._tuning import settings
+from anymamba.backends.cpu._tuning import BLOCKS, tunable
 from anymamba.backends.torch._short_scan import short_backward, short_forward
 from anymamba.machine.memory import empty_like
 from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients, SelectiveScanCall
@@ -41,7 +40,12 @@ from anymamba.ops.selective_scan import CHECKPOINT_LENGTH, Gradients, SelectiveS
 __all__ = ["refusal", "selective_scan_backward", "selective_scan_forward"]
 
 BLOCK = 64  # steps transposed at a time, unless tuned
-FORWARD = "selective_scan forward"
+FORWARD = tunable(
+    "selective_scan forward", __name__, block=BLOCK, blocks=BLOCKS,
+    meaning="steps transposed into a tile at a time: long ones amortise what a block costs, short ones stay in the cache",
+    sizes=("channels", "length", "states"),
+)  # fmt: skip
+BACKWARD = tunable("selective_scan backward", __name__, sizes=("channels", "length", "states"))
 PIECE = CHECKPOINT_LENGTH
 STEPS_A_THREAD = 1 << 17  # steps of states: 0.1 ms of work; on a busy machine waking a thread can cost far more
 SLOTS = 16  # least work items of the backward: fixed, so that sums are the same whatever the number of threads
@@ -87,7 +91,7 @@ def selective_scan_forward(
     tiles = batch * groups * (-(-(dim // groups) // LANES))
     A2 = _array(A * LOG2E)
 
-    how = settings(FORWARD, sys.modules[__name__], BLOCK, batch * dim, seqlen, A.element_size())
+    how = FORWARD.settings(A.element_size(), batch * dim, seqlen, dstate)
 
     def work_items(first: int, after: int) -> None:
         _forward(B.dim() == 4, C.dim() == 4)(
@@ -97,7 +101,7 @@ def selective_scan_forward(
             flat(out), *out.stride(), flat(last), flat(checkpoints), pieces,
         )  # fmt: skip
 
-    run(work_items, tiles, at_least=_tiles_a_thread(seqlen, dstate), most=how.threads)
+    run(work_items, tiles, at_least=how.at_least(_tiles_a_thread(seqlen, dstate)), most=how.threads)
     result = out if u.dtype == work else empty_like(delta, u.dtype).copy_(out)
     return result, last, checkpoints if save else None
 
@@ -167,7 +171,9 @@ def selective_scan_backward(
         )  # fmt: skip
 
     tiles_a_part = max(1, tiles_a_group // parts)
-    run(work_items, batch * groups * parts, at_least=-(-_tiles_a_thread(seqlen, dstate) // tiles_a_part))
+    how = BACKWARD.settings(A.element_size(), batch * dim, seqlen, dstate)
+    at_least = how.at_least(-(-_tiles_a_thread(seqlen, dstate) // tiles_a_part))
+    run(work_items, batch * groups * parts, at_least=at_least, most=how.threads)
     if dz is not None:
         assert z is not None
         dz = dz_out.copy_(dz) if dz_out is not None else like(z, dz)

@@ -22,12 +22,14 @@ from anymamba.backends.cpu._compile import kernel
 from anymamba.backends.cpu._math import LOG2E, exp2, sigmoid, softplus
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import like
+from anymamba.backends.cpu._tuning import Settings, tunable
 from anymamba.ops.selective_state_update import SelectiveStateUpdateCall
 
 __all__ = ["prepare", "refusal", "selective_state_update"]
 
 ROWS = 64  # worked on together
 STATES_A_THREAD = 100_000  # below this a second thread costs more than it saves
+STEP = tunable("selective_state_update", __name__, sizes=("rows", "states"))
 
 
 def refusal(operator: Operator, call: SelectiveStateUpdateCall) -> str | None:
@@ -61,7 +63,7 @@ def selective_state_update(
     index = None if state_batch_indices is None else state_batch_indices.to(torch.int64).contiguous()
     layout = _layout(state, x_, dt, A, B, C, D, z, dt_bias, dt_softplus, index, out)
     addresses = [0 if t is None else t.data_ptr() for t in (state, x_, dt, A, B, C, D, z, dt_bias, index, out)]
-    _run(layout, LIKE[work], addresses)
+    _run(layout, LIKE[work], addresses, _settings(state, x_))
     return like(x, out)
 
 
@@ -79,6 +81,7 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
     x, dt, z, B, C = (t.unsqueeze(1) if t is not None and t.dim() == 2 else t for t in (x, dt, z, B, C))
     D, dt_bias = (t.unsqueeze(0) if t is not None and t.dim() == 1 else t for t in (D, dt_bias))
     layout, same = _layout(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, out), LIKE[work]
+    how = _settings(state, x)
 
     def call(
         state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
@@ -91,23 +94,29 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
                 state.data_ptr(), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
                 0 if D is None else D.data_ptr(), 0 if z is None else z.data_ptr(),
                 0 if dt_bias is None else dt_bias.data_ptr(), 0 if indices is None else indices.data_ptr(), out.data_ptr(),
-            ),
+            ), how,
         )  # fmt: skip
         return out
 
     return call
 
 
-def _run(layout: Any, same: Any, addresses: Any) -> None:
+def _settings(state: torch.Tensor, x: torch.Tensor) -> Settings:
+    return STEP.settings(state.element_size(), x.numel(), state.shape[3])
+
+
+def _run(layout: Any, same: Any, addresses: Any, how: Settings) -> None:
     batch, heads, headdim, dstate = layout[:4].tolist()
     rows = batch * heads * headdim
-    if rows * dstate < 2 * STATES_A_THREAD:  # not even a closure for the usual step
+    little = not how.threads and rows * dstate < 2 * STATES_A_THREAD
+    if little or how.threads == 1:  # not even a closure for the usual step
         _update(0, rows, layout, same, *addresses)
     else:
         run(
             lambda first, after: _update(first, after, layout, same, *addresses),
             rows,
-            at_least=max(STATES_A_THREAD // max(dstate, 1), 1),
+            at_least=how.at_least(max(STATES_A_THREAD // max(dstate, 1), 1)),
+            most=how.threads,
         )
 
 

@@ -7,7 +7,6 @@ differences are summed in that order, so that the last digits survive.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,12 +15,24 @@ from anymamba.backends.cpu._compile import exact_kernel, flat
 from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import LOG2E, exp2
 from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._tuning import Tunable, tunable
 from anymamba.backends.torch import ssd as products
 from anymamba.backends.torch._ssd_chunks import Block
 
 __all__ = ["refusal", "ssd_backward", "ssd_forward"]
 
 ELEMENTS_A_THREAD = 1 << 15
+CHUNKS = (16, 32, 64, 128, 256)
+_CHUNK = (
+    "steps of a chunk: short ones have less to do within a chunk, long ones fewer states and fewer, larger products"
+)
+_FORWARD, _BACKWARD = (
+    tunable(
+        f"ssd {way}", __name__, block=products.CHUNK, blocks=CHUNKS, meaning=_CHUNK, threads=False,
+        sizes=("heads", "length", "headdim", "states"),
+    )
+    for way in ("forward", "backward")
+)  # fmt: skip
 
 
 class _Block(Block):
@@ -51,8 +62,35 @@ class _Block(Block):
         return out
 
 
-ssd_forward = functools.partial(products.ssd_forward, make_block=_Block)
-ssd_backward = functools.partial(products.ssd_backward, make_block=_Block)
+def ssd_forward(x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, *others: Any) -> Any:
+    """See `anymamba.ops.ssd.SsdBackend`."""
+    return products.ssd_forward(x, dt, A, B, *others, make_block=_Block, chunk=_chunk(_FORWARD, x, B))
+
+
+def ssd_backward(
+    dout: Any, dfinal_states: Any, dvarlen_states: Any, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor,
+    *others: Any, **into: Any,
+) -> Any:  # fmt: skip
+    """See `anymamba.ops.ssd.SsdBackend`."""
+    return products.ssd_backward(
+        dout,
+        dfinal_states,
+        dvarlen_states,
+        x,
+        dt,
+        A,
+        B,
+        *others,
+        **into,
+        make_block=_Block,
+        chunk=_chunk(_BACKWARD, x, B),
+    )
+
+
+def _chunk(kernel: Tunable, x: torch.Tensor, B: torch.Tensor) -> int:
+    """Return the length of a chunk. Of the threads PyTorch's own products decide."""
+    batch, seqlen, heads, headdim = x.shape
+    return kernel.settings(x.element_size(), batch * heads, seqlen, headdim, B.shape[3]).block
 
 
 @exact_kernel

@@ -10,10 +10,14 @@ from anymamba.backends.cpu._math import sigmoid
 from anymamba.backends.cpu._norm import ELEMENTS_A_THREAD, by_rows
 from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import like
+from anymamba.backends.cpu._tuning import tunable
 from anymamba.backends.torch import swiglu as fallback
 from anymamba.machine.memory import empty
 
 __all__ = ["refusal", "swiglu_backward", "swiglu_forward"]
+
+FORWARD = tunable("swiglu forward", __name__, sizes=("rows", "columns"))
+BACKWARD = tunable("swiglu backward", __name__, sizes=("rows", "columns"))
 
 
 def swiglu_forward(xy: torch.Tensor) -> torch.Tensor:
@@ -23,7 +27,9 @@ def swiglu_forward(xy: torch.Tensor) -> torch.Tensor:
     rows, dim = xy.shape[0], xy.shape[1] // 2
     out = empty(xy, rows, dim)
     arguments = (dim, flat(xy), xy.stride(0), flat(out))
-    run(lambda first, after: _forward(first, after, *arguments), rows, at_least=-(-ELEMENTS_A_THREAD // dim))
+    how = FORWARD.settings(xy.element_size(), rows, dim)
+    at_least = how.at_least(-(-ELEMENTS_A_THREAD // dim))
+    run(lambda first, after: _forward(first, after, *arguments), rows, at_least=at_least, most=how.threads)
     return out
 
 
@@ -38,7 +44,9 @@ def swiglu_backward(
     out = empty(xy, rows, dim) if recompute_out else None
     again = dxy if out is None else out
     arguments = (dim, flat(xy), xy.stride(0), flat(dout), dout.stride(0), flat(dxy), flat(again), recompute_out)
-    run(lambda first, after: _backward(first, after, *arguments), rows, at_least=-(-ELEMENTS_A_THREAD // dim))
+    how = BACKWARD.settings(xy.element_size(), rows, dim)
+    at_least = how.at_least(-(-ELEMENTS_A_THREAD // dim))
+    run(lambda first, after: _backward(first, after, *arguments), rows, at_least=at_least, most=how.threads)
     return like(xy, dxy), out
 
 

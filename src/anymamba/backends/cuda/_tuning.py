@@ -1,9 +1,17 @@
-"""What of a CUDA kernel can be tuned: where parameters are kept, by card and source, and that launches are settled anew."""
+"""What of a CUDA kernel can be tuned: declared beside its launch, kept by card, source and shape class.
+
+    TUNED = _tuning.tunable("swiglu", "swiglu.cu", threads="threads of a block: ...")
+    ...
+    found = TUNED.chosen(f"columns {tuned.power(dim)}", device, [{"threads": 128}, {"threads": 256}])  # None: the usual
+
+`chosen` is called where a plan is settled, in a function decorated with `cached`: plans are forgotten when a choice changes.
+`anymamba tune` needs no more than this to find a kernel, try what it offers and keep the best.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,19 +20,27 @@ from anymamba.backends.cuda.runtime import cached, runtime
 from anymamba.backends.cuda.runtime import kernel as _kernel
 from anymamba.backends.cuda.runtime.sources import read
 
-__all__ = ["chosen", "place"]
+__all__ = ["Tunable", "tunable"]
 
 
-def place(kernel: str, file: str, shape: str, device: int) -> tuned.Place:
-    """Return where parameters of `kernel` in `file` for this shape class are kept."""
-    return tuned.Place(_card(device), f"cuda {kernel}", shape, _source(file))
+class Tunable(NamedTuple):
+    """A kernel whose parameters can be tuned; made by `tunable`."""
+
+    kernel: str
+    file: str
+
+    def place(self, shape: str, device: int) -> tuned.Place:
+        """Return where parameters for this shape class are kept."""
+        return tuned.Place(_card(device), self.kernel, shape, _source(self.file))
+
+    def chosen(self, shape: str, device: int, offered: Sequence[tuned.Parameters]) -> tuned.Parameters | None:
+        """Return tuned parameters, None for the usual ones; the callers remember the answer with what they settle."""
+        return tuned.find(self.place(shape, device), offered)
 
 
-def chosen(
-    kernel: str, file: str, shape: str, device: int, offered: Sequence[tuned.Parameters]
-) -> tuned.Parameters | None:
-    """Return tuned parameters, None for the usual ones; the callers remember the answer with what they settle."""
-    return tuned.find(place(kernel, file, shape, device), offered)
+def tunable(kernel: str, file: str, **meaning: str) -> Tunable:
+    """Declare the parameters of `kernel` in `file`, each with what it means."""
+    return Tunable(tuned.declare(f"cuda {kernel}", **meaning), file)
 
 
 @cached

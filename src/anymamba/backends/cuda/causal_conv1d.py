@@ -418,9 +418,9 @@ def _forward_plan(
     aligned = not channels and _aligned(1, x, out)
     pieces = _pieces(1, x, aligned)
     each = 4 if pieces >= 1024 else 2  # of one thread: long rows have threads enough
+    kind = shape_class(SIZES[x.dtype], batch * dim, seqlen)
     if not channels:
-        kind = shape_class(SIZES[x.dtype], batch * dim, seqlen)
-        found = _tuning.chosen(TUNED, "causal_conv1d_forward.cu", kind, device, PIECES)
+        found = TUNED.chosen(kind, device, PIECES)
         each = each if found is None else found["pieces"]
     variant = _variant(
         "forward", channels, x.dtype, weight.dtype, (bias or weight).dtype, seq_idx and seq_idx.dtype, weight.shape[1],
@@ -431,7 +431,10 @@ def _forward_plan(
         *x.stride, *out.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2), *_stride(initial, 3),
     )  # fmt: skip
     if channels:
-        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device)
+        found = TUNED_CHANNEL_LAST.chosen(kind, device, RUN_LENGTHS)
+        run, tiles, grid = _channel_last_grid(
+            batch, dim, seqlen, channels, device, None if found is None else found["run"]
+        )
         return kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
     bits = min((-(-pieces // each) - 1).bit_length(), 8)
     groups = -(-dim // (THREADS >> bits))
@@ -465,12 +468,17 @@ def _backward_plan(
         *x.stride, *dout.stride, *dx.stride, *weight.stride, *_stride(bias, 1), *_stride(seq_idx, 2),
         *_stride(initial, 3), *_stride(dfinal, 3), *dweight_stride, *dbias_stride, *(dinitial_stride or (0, 0, 0)),
     )  # fmt: skip
+    kind = shape_class(SIZES[x.dtype], batch * dim, seqlen)
     if channels:
-        run, tiles, grid = _channel_last_grid(batch, dim, seqlen, channels, device)
+        found = TUNED_BACKWARD_CHANNEL_LAST.chosen(kind, device, RUN_LENGTHS)
+        run, tiles, grid = _channel_last_grid(
+            batch, dim, seqlen, channels, device, None if found is None else found["run"]
+        )
         plan = kernel.plan(grid, (LANES * RUNS, 1, 1), 0, *strides, batch, dim, seqlen, run, tiles)
         count = grid[0]
     else:
-        bits, tiles, along_time, grid = _rows_grid(x, aligned, device)
+        found = TUNED_BACKWARD.chosen(kind, device, BLOCKS)
+        bits, tiles, along_time, grid = _rows_grid(x, aligned, device, None if found is None else found["blocks"])
         plan = kernel.plan(grid, (THREADS, 1, 1), 0, *strides, batch, dim, seqlen, bits, tiles, along_time)
         count = grid[1]
     if count == 1:
@@ -496,8 +504,11 @@ def _update_plan(
         x.dtype, state.dtype, weight.dtype, (bias or weight).dtype, lengths and lengths.dtype, indices and indices.dtype,
         weight.shape[1], silu, packed,
     )  # fmt: skip
+    kind = f"channels {tuned.power(dim)}, batch {tuned.power(batch)}, {SIZES[x.dtype]} bytes"
+    found = TUNED_UPDATE.chosen(kind, device, UPDATES) or {"threads": 128, "sequences": 1}
+    threads, along = found["threads"], min(-(-batch // found["sequences"]), 65535)
     return runtime().load(variant, device).plan(
-        (-(-dim // 128), min(batch, 65535), 1), (128, 1, 1), 0, *x.stride, *state.stride, *weight.stride,
+        (-(-dim // threads), along, 1), (threads, 1, 1), 0, *x.stride, *state.stride, *weight.stride,
         *_stride(bias, 1), *_stride(lengths, 1), *_stride(indices, 1), *out_stride, batch, dim, seqlen,
         state.shape[2],
     )  # fmt: skip
@@ -505,14 +516,34 @@ def _update_plan(
 
 # --- tuning
 
-TUNED = "causal_conv1d forward"
+TUNED = _tuning.tunable(
+    "causal_conv1d forward", "causal_conv1d_forward.cu",
+    pieces="pieces of 16 bytes that a thread reads before it computes: more are on their way, fewer leave more threads",
+)  # fmt: skip
 PIECES = ({"pieces": 2}, {"pieces": 4})
-"""What of the forward kernel of rows can be tuned: the pieces that one thread reads before it computes the first. More have
-more bytes on their way, fewer leave more threads."""
+TUNED_BACKWARD = _tuning.tunable(
+    "causal_conv1d backward", "causal_conv1d_backward.cu",
+    blocks="blocks a multiprocessor at least: more are shorter and spread better, but the end of each costs half a tile",
+)  # fmt: skip
+BLOCKS = tuple({"blocks": count} for count in (2, 4, 6, 8, 12, 16, 32))
+_RUN = "columns that a thread walks: long runs read fewer columns twice, short ones give more blocks"
+TUNED_CHANNEL_LAST = _tuning.tunable(
+    "causal_conv1d forward, channel last", "causal_conv1d_forward_channel_last.cu", run=_RUN
+)
+TUNED_BACKWARD_CHANNEL_LAST = _tuning.tunable(
+    "causal_conv1d backward, channel last", "causal_conv1d_backward_channel_last.cu", run=_RUN
+)
+RUN_LENGTHS = tuple({"run": run} for run in (8, 16, 24, 32, 48, 64, 96, 128, 256))
+TUNED_UPDATE = _tuning.tunable(
+    "causal_conv1d_update", "causal_conv1d_update.cu",
+    threads="threads (channels) of a block",
+    sequences="sequences that a block walks one after the other: more make fewer blocks",
+)  # fmt: skip
+UPDATES = tuple({"threads": t, "sequences": s} for t in (32, 64, 128, 256) for s in (1, 2, 4, 8))
 
 
 def shape_class(itemsize: int, channels: int, seqlen: int) -> str:
-    """Return the sizes that the best number of pieces depends on, in words."""
+    """Return the sizes that the best parameters depend on, in words."""
     return f"channels {tuned.power(channels)}, length {tuned.power(seqlen)}, {itemsize} bytes"
 
 
@@ -559,20 +590,22 @@ def _pieces(vectors: int, x: Facts, aligned: bool) -> int:
     return -(-(x.shape[2] + (0 if aligned else vector - 1)) // (vectors * vector))
 
 
-def _rows_grid(x: Facts, aligned: bool, device: int) -> tuple[int, int, int, tuple[int, int, int]]:
+def _rows_grid(
+    x: Facts, aligned: bool, device: int, blocks: int | None = None
+) -> tuple[int, int, int, tuple[int, int, int]]:
     """Return log2 of the threads along time, the tiles of a channel, those along time, and the grid (backward)."""
     batch, dim, _ = x.shape
     pieces = _pieces(2, x, aligned)
     bits = min((pieces - 1).bit_length(), 8)
     along_time = -(-pieces // (1 << bits))
     tiles = -(-batch // (THREADS >> bits)) * along_time
-    splits = min(tiles, -(-BLOCKS_PER_MULTIPROCESSOR * _multiprocessors(device) // dim), 65535)
+    splits = min(tiles, -(-(blocks or BLOCKS_PER_MULTIPROCESSOR) * _multiprocessors(device) // dim), 65535)
     splits = -(-tiles // -(-tiles // splits))  # no more blocks than have as many tiles as the fullest
     return bits, tiles, along_time, (dim, splits, 1)
 
 
 def _channel_last_grid(
-    batch: int, dim: int, seqlen: int, channels: int, device: int
+    batch: int, dim: int, seqlen: int, channels: int, device: int, run: int | None = None
 ) -> tuple[int, int, tuple[int, int, int]]:
     """Return the columns of a thread's run, the tiles along time, and the grid.
 
@@ -580,8 +613,9 @@ def _channel_last_grid(
     multiprocessor are left and a tile of 8 runs is not longer than the row.
     """
     across = -(-dim // (LANES * channels))
-    run = batch * seqlen * across // (2 * _multiprocessors(device) * RUNS)
-    run = min(max(run, UNROLL), 128, -(-seqlen // RUNS))
+    if run is None:
+        run = min(max(batch * seqlen * across // (2 * _multiprocessors(device) * RUNS), UNROLL), 128)
+    run = min(run, -(-seqlen // RUNS))
     run = -(-run // UNROLL) * UNROLL
     tiles = -(-seqlen // (RUNS * run))
     return run, tiles, (batch * tiles, across, 1)

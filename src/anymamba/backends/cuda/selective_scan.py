@@ -395,8 +395,7 @@ def _backward_plan(
     dstate, groups = A.shape[1], B.shape[1]
     group_dim = dim // groups
     if shape is None:
-        shape = backward_shape(dstate)
-        segments = backward_segments(shape, batch * groups, group_dim, seqlen, device)
+        shape, segments = tuned_backward_shape(dstate, SIZES[u.dtype], batch * groups, group_dim, seqlen, device)
     group_blocks = -(-group_dim // shape.channels)
     segments, segment_length = _cut(seqlen, segments)
     vector, matrix_vector = shape.vector, min(16 // SIZES[u.dtype], shape.tile)
@@ -446,22 +445,38 @@ def _finish_plan(
 # --- the kernels' shapes
 
 
-TUNED = "selective_scan forward"
+_MEANING = {
+    "lanes": "lanes that share a channel: few need fewer instructions, many give more warps and fewer registers a lane",
+    "threads": "threads of a block",
+    "min_blocks": "blocks a multiprocessor that registers must leave room for: more hide more latency, too many spill",
+    "segments": "pieces of time worked on side by side: more fill the card, each costs a second pass over its states",
+}
+TUNED = _tuning.tunable("selective_scan forward", f"{FORWARD}.cu", **_MEANING)
+TUNED_BACKWARD = _tuning.tunable(
+    "selective_scan backward", f"{BACKWARD}.cu", **_MEANING,
+    block="steps whose states a lane keeps in registers at a time: more cost registers, fewer more shared memory",
+)  # fmt: skip
 
 
 def shape_class(dstate: int, itemsize: int, channels: int, seqlen: int) -> str:
-    """Return the sizes that the forward kernel's best shape depends on, in words; what is tuned holds for all of a class."""
+    """Return the sizes that the kernels' best shape depends on, in words; what is tuned holds for all of a class."""
     sizes = f"channels {tuned.power(channels)}, length {tuned.power(seqlen)}"
     return f"{sizes}, states {tuned.power(dstate)}, {itemsize} bytes"
 
 
-def offered(usual: ForwardShape, segments: int, seqlen: int) -> list[dict[str, int]]:
-    """Return what can be tuned: lanes that share a channel (few: fewer instructions; many: more warps), threads of a block,
-    blocks a multiprocessor that registers must leave room for, and segments that time is cut into.
-    """
+def _cuts(segments: int, seqlen: int) -> tuple[int, ...]:
+    """Return numbers of segments around `segments`."""
     most = max(1, seqlen // CHECKPOINT_LENGTH)
-    cuts = dict.fromkeys((segments, max(segments // 2, 1), min(segments * 2, most, 32)))
-    every_lanes = (2, 4, 8) if usual.lanes <= 8 and usual.states % 8 == 0 else (usual.lanes,)
+    return tuple(dict.fromkeys((segments, max(segments // 2, 1), min(segments * 2, most, 32))))
+
+
+def offered(usual: ForwardShape, segments: int, seqlen: int) -> list[dict[str, int]]:
+    """Return what can be chosen instead of `usual` for the forward."""
+    cuts = _cuts(segments, seqlen)
+    if usual.states > 16:
+        every_lanes: tuple[int, ...] = (8, 16)
+    else:
+        every_lanes = (2, 4, 8) if usual.lanes <= 8 and usual.states % 8 == 0 else (usual.lanes,)
     return [
         {"lanes": lanes, "threads": threads, "min_blocks": blocks, "segments": cut}
         for lanes in every_lanes
@@ -480,12 +495,17 @@ def forward_shape(
     """Return the shape and the number of segments: tuned, or the usual."""
     usual, segments = usual_forward_shape(dstate, itemsize, sequences, group_dim, seqlen, device)
     kind = shape_class(dstate, itemsize, sequences * group_dim, seqlen)
-    found = _tuning.chosen(TUNED, f"{FORWARD}.cu", kind, device, offered(usual, segments, seqlen))
+    found = TUNED.chosen(kind, device, offered(usual, segments, seqlen))
     if found is None:
         return usual, segments
     lanes = found["lanes"]
+    vector = usual.vector if dstate <= 16 else usual.vector * usual.lanes // lanes  # as many steps a tile
     shape = usual._replace(
-        lanes=lanes, states=_padded(dstate, lanes), threads=found["threads"], min_blocks=found["min_blocks"]
+        lanes=lanes,
+        states=_padded(dstate, lanes),
+        vector=vector,
+        threads=found["threads"],
+        min_blocks=found["min_blocks"],
     )
     return shape, found["segments"]
 
@@ -539,6 +559,43 @@ def backward_shape(dstate: int) -> BackwardShape:
     if dstate <= 128:
         return BackwardShape(32, 128, 1, 32, 1, 32, 8)
     return BackwardShape(32, 256, 1, 32, 1, 32, 4)
+
+
+def offered_backward(dstate: int, segments: int, seqlen: int, shared_limit: int) -> list[dict[str, int]]:
+    """Return what can be chosen instead of the usual for the backward."""
+    usual = backward_shape(dstate)
+    found = []
+    for lanes in (usual.lanes // 2, usual.lanes, usual.lanes * 2):
+        if not 4 <= lanes <= 32 or usual.states % lanes or usual.states // lanes > 16:
+            continue
+        for threads in (32, 64, 128, 256):
+            # the registers that a thread may have: 80, 128, 168
+            for blocks in dict.fromkeys(max(1, 65536 // (registers * threads)) for registers in (80, 128, 168)):
+                for block in (4, 8, 16):
+                    choice = {"lanes": lanes, "threads": threads, "min_blocks": blocks, "block": block}
+                    if _with(usual, choice).shared_bytes() <= shared_limit:
+                        found += [{**choice, "segments": cut} for cut in _cuts(segments, seqlen)]
+    return found
+
+
+def _with(usual: BackwardShape, choice: tuned.Parameters) -> BackwardShape:
+    lanes = choice["lanes"]
+    return usual._replace(
+        lanes=lanes, vector=min(4, usual.tile // lanes), threads=choice["threads"], min_blocks=choice["min_blocks"],
+        block=choice["block"],
+    )  # fmt: skip
+
+
+@cached
+def tuned_backward_shape(
+    dstate: int, itemsize: int, sequences: int, group_dim: int, seqlen: int, device: int
+) -> tuple[BackwardShape, int]:
+    """Return the backward's shape and number of segments: tuned, or the usual."""
+    usual = backward_shape(dstate)
+    segments = backward_segments(usual, sequences, group_dim, seqlen, device)
+    kind = shape_class(dstate, itemsize, sequences * group_dim, seqlen)
+    found = TUNED_BACKWARD.chosen(kind, device, offered_backward(dstate, segments, seqlen, _shared_limit(device)))
+    return (usual, segments) if found is None else (_with(usual, found), found["segments"])
 
 
 def backward_segments(shape: BackwardShape, sequences: int, group_dim: int, seqlen: int, device: int) -> int:

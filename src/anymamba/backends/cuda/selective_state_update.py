@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from anymamba.backends import Operator
-from anymamba.backends.cuda import device_refusal
+from anymamba.backends import Operator, tuned
+from anymamba.backends.cuda import _tuning, device_refusal
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 
 __all__ = ["prepare", "refusal", "selective_state_update", "variants"]
@@ -20,8 +20,13 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 INTEGERS = {torch.int32: "int", torch.int64: "i64"}
 CHECKS_ALIGNMENT = True
-THREADS = 128
-BLOCKS_PER_MULTIPROCESSOR = 32  # then blocks walk the batch, and read A once for several sequences
+USUAL = {"threads": 128, "blocks": 32, "share": 1}
+TUNED = _tuning.tunable(
+    "selective_state_update", "selective_state_update.cu",
+    threads="threads of a block",
+    blocks="blocks a multiprocessor; beyond, blocks walk the batch and read A once for several sequences",
+    share="16-byte vectors of a channel's states that one lane has at least: more lanes a channel at 1, fewer at 2 and 4",
+)  # fmt: skip
 
 # What a plan is looked up by: shape, strides, dtype, address modulo 16.
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
@@ -138,16 +143,21 @@ def _plan(
     dstate = state[0][3]
     tied = A[1][1] == 0 and A[1][2] == 0
     wide = [state, B, C] if tied else [state, A, B, C]
+    kind = (
+        f"channels {tuned.power(heads * headdim)}, batch {tuned.power(batch)}, states {tuned.power(dstate)}, "
+        f"{SIZES[state[2]]} bytes{', one decay a head' if tied else ''}"
+    )
+    how = TUNED.chosen(kind, device, offered(dstate, 16 // SIZES[state[2]])) or USUAL
     # Without an option its dtype does not matter: one that is there anyway makes no variant of its own.
     variant = _variant(
         state[2], x[2], dt[2], A[2], B[2], C[2], (D or A)[2], (z or x)[2], (dt_bias or A)[2],
         None if indices is None else indices[2], dstate, tied, _vectors(wide, dstate, state[2]), softplus,
-        (D is not None, z is not None, dt_bias is not None), heads == 1,
+        (D is not None, z is not None, dt_bias is not None), heads == 1, how["threads"], how["share"],
     )  # fmt: skip
     lanes = int(dict(variant.defines)["LANES"])
-    across = -(-heads * headdim // (THREADS // lanes))
+    across = -(-heads * headdim // (how["threads"] // lanes))
     multiprocessors = int(runtime().driver.multiprocessors(device))
-    along = min(batch, max(1, -(-BLOCKS_PER_MULTIPROCESSOR * multiprocessors // across)), 65535)
+    along = min(batch, max(1, -(-how["blocks"] * multiprocessors // across)), 65535)
     along = -(-batch // -(-batch // along))  # no more blocks than have as many sequences as the fullest
     strides = (
         *state[1], *x[1], *dt[1], *A[1], *B[1], *C[1], *(D[1] if D else (0, 0)), *(z[1] if z else (0, 0, 0)),
@@ -156,8 +166,20 @@ def _plan(
     return (
         runtime()
         .load(variant, device)
-        .plan((across, along, 1), (THREADS, 1, 1), 0, *strides, batch, heads, headdim, dstate, heads // B[0][1])
+        .plan((across, along, 1), (how["threads"], 1, 1), 0, *strides, batch, heads, headdim, dstate, heads // B[0][1])
     )
+
+
+def offered(dstate: int, elements: int) -> list[dict[str, int]]:
+    """Return what can be chosen instead of the usual; `elements` of a state make 16 bytes."""
+    vectors = -(-dstate // elements)
+    return [
+        {"threads": threads, "blocks": blocks, "share": share}
+        for threads in (64, 128, 256)
+        for blocks in (8, 16, 32, 64)
+        for share in (1, 2, 4)
+        if share == 1 or share < 2 * vectors
+    ]
 
 
 def _vectors(tensors: list[Key], dstate: int, state_dtype: torch.dtype) -> bool:
@@ -174,14 +196,14 @@ def _vectors(tensors: list[Key], dstate: int, state_dtype: torch.dtype) -> bool:
 def _variant(
     state: torch.dtype, x: torch.dtype, dt: torch.dtype, A: torch.dtype, B: torch.dtype, C: torch.dtype, D: torch.dtype,
     z: torch.dtype, bias: torch.dtype, indices: torch.dtype | None, dstate: int, tied: bool, vector: bool, softplus: bool,
-    options: tuple[bool, bool, bool], one_head: bool,
+    options: tuple[bool, bool, bool], one_head: bool, threads: int = 128, share: int = 1,
 ) -> Variant:  # fmt: skip
     elements = 16 // SIZES[state]
-    lanes = min(1 << (-(-dstate // elements) - 1).bit_length(), 32)
+    lanes = max(1, min(1 << (-(-dstate // elements) - 1).bit_length(), 32) // share)
     return Variant.of(
         "selective_state_update.cu", "selective_state_update", STATE=NAMES[state], X=NAMES[x], DT=NAMES[dt],
         A_TYPE=NAMES[A], B_TYPE=NAMES[B], C_TYPE=NAMES[C], D_TYPE=NAMES[D], Z_TYPE=NAMES[z], BIAS=NAMES[bias],
-        INDEX="int" if indices is None else INTEGERS[indices], V=elements, LANES=lanes,
+        INDEX="int" if indices is None else INTEGERS[indices], V=elements, THREADS=threads, LANES=lanes,
         SINGLE=lanes * elements >= dstate, WHOLE=dstate % (lanes * elements) == 0, TIED=tied, VECTOR=vector, SOFTPLUS=softplus,
         HAS_D=options[0], HAS_Z=options[1], HAS_BIAS=options[2], ONE_HEAD=one_head,
     )  # fmt: skip

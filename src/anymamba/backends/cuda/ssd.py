@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anymamba.backends import Operator
-from anymamba.backends.cuda import device_refusal
+from anymamba.backends import Operator, tuned
+from anymamba.backends.cuda import _tuning, device_refusal
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 from anymamba.ops.ssd import NEW_BUFFERS, SsdBuffers, SsdGradients
 
@@ -222,7 +222,7 @@ def _forward_plan(
     groups, dstate = B.shape[2], B.shape[3]
     size = SIZES[x.dtype]
     if shape is None:
-        shape, segments = forward_shape(batch * heads, headdim, dstate, seqlen, size, device)
+        shape, segments = tuned_forward_shape(batch * heads, headdim, dstate, seqlen, size, device)
     tiles = -(-headdim // shape.columns)
     first = state_shape(shape, size, _shared_limit(device))
     cut = _cut(seqlen, segments, batch * heads * tiles, max(shape.steps, first.steps), _multiprocessors(device))
@@ -275,6 +275,60 @@ def forward_shape(
     shape = shapes[-1]
     resident = processors * max(1, min(shape.min_blocks, limit // shape.shared_bytes(size, False, False)))
     return shape, max(1, min(resident // blocks, seqlen // SHORT, 32))
+
+
+TUNED = _tuning.tunable(
+    "ssd forward", f"{FORWARD}.cu",
+    steps="steps of a chunk: long ones need fewer passes over the state, short ones less shared memory and fewer products",
+    columns="columns of headdim that a block has: few give more blocks, each of which finds C B^T again",
+    warps="warps of a block",
+    stages="chunks of x and B in shared memory: 2 load the next while one is worked on",
+    state_buffers="copies of the state in shared memory: with 2 (and 2 stages) a chunk needs one barrier",
+    min_blocks="blocks a multiprocessor that registers must leave room for",
+    segments="pieces of time worked on side by side: more fill the card, each costs a second pass over its states",
+)  # fmt: skip
+
+
+@cached
+def tuned_forward_shape(
+    sequences: int, headdim: int, dstate: int, seqlen: int, size: int, device: int
+) -> tuple[ForwardShape, int]:
+    """Return the shape and the number of segments: tuned, or the usual."""
+    usual, segments = forward_shape(sequences, headdim, dstate, seqlen, size, device)
+    kind = (
+        f"heads {tuned.power(sequences)}, length {tuned.power(seqlen)}, headdim {tuned.power(headdim)}, "
+        f"states {tuned.power(dstate)}, {size} bytes"
+    )
+    found = TUNED.chosen(kind, device, offered(usual, segments, seqlen, size, _shared_limit(device)))
+    if found is None:
+        return usual, segments
+    return ForwardShape(states=usual.states, **{name: found[name] for name in _OWN}), found["segments"]
+
+
+_OWN = ("steps", "columns", "warps", "stages", "state_buffers", "min_blocks")
+
+
+def offered(usual: ForwardShape, segments: int, seqlen: int, size: int, limit: int) -> list[dict[str, int]]:
+    """Return what can be chosen instead of `usual`, of what fits into `limit` bytes of shared memory."""
+    cuts = dict.fromkeys((segments, max(segments // 2, 1), min(segments * 2, max(1, seqlen // 128), 32)))
+    found = []
+    for steps in (16, 32, 64) if size == 2 else (16, 32):
+        for columns in (32, 64):
+            for warps in (2, 4, 8):
+                strips = steps // 16
+                parts = warps // strips  # of the columns
+                if warps % strips or columns // parts % 16 or columns // 16 * (usual.states // 16) < warps:
+                    continue
+                for stages, buffers in ((1, 1), (2, 1), (2, 2)):
+                    shape = ForwardShape(steps, columns, usual.states, warps, stages, buffers, 1)
+                    resident = limit // shape.shared_bytes(size, True, False)
+                    blocks = dict.fromkeys(min(count, resident) for count in (1, 2, 3, 4) if count <= resident)
+                    found += [
+                        {**{name: getattr(shape, name) for name in _OWN}, "min_blocks": count, "segments": cut}
+                        for count in blocks
+                        for cut in cuts
+                    ]
+    return found
 
 
 @functools.cache

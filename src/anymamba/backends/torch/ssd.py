@@ -45,11 +45,13 @@ def ssd_forward(
     return_final_states: bool,
     *,
     make_block: type[Block] = Block,
+    chunk: int = CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """See `anymamba.ops.ssd.SsdBackend`. `make_block`: how another backend computes a block."""
+    """See `anymamba.ops.ssd.SsdBackend`. `make_block`, `chunk`: how another backend computes a block."""
     with without_autocast(x.device.type):
         call = _Call(
-            x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max
+            x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max,
+            chunk,
         )  # fmt: skip
         out = empty(x, *x.shape)
         state_shape = (x.shape[0], x.shape[2], x.shape[3], B.shape[3])
@@ -94,11 +96,13 @@ def ssd_backward(
     into: SsdBuffers = NEW_BUFFERS,
     recompute_out: bool = False,
     make_block: type[Block] = Block,
+    chunk: int = CHUNK,
 ) -> SsdGradients:
-    """See `anymamba.ops.ssd.SsdBackend`. `make_block`: how another backend computes a block."""
+    """See `anymamba.ops.ssd.SsdBackend`. `make_block`, `chunk`: how another backend computes a block."""
     with without_autocast(x.device.type):
         call = _Call(
-            x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max
+            x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_min, dt_max,
+            chunk,
         )  # fmt: skip
         dx, ddt, dB, dC = (
             empty_like(tensor) if buffer is None else buffer
@@ -173,6 +177,7 @@ class _Call:
         dt_softplus: bool,
         dt_min: float,
         dt_max: float,
+        chunk: int,
     ) -> None:
         _, seqlen, nheads, headdim = x.shape
         self.x, self.dt, self.B, self.C, self.z = x, dt, B, C, z
@@ -187,7 +192,7 @@ class _Call:
             changed = torch.zeros_like(seq_idx, dtype=torch.int32)
             torch.ne(seq_idx[:, 1:], seq_idx[:, :-1], out=changed[:, 1:])
             self.runs = changed.cumsum(1, dtype=torch.int32)
-        self.chunk = max(1, min(CHUNK, seqlen))
+        self.chunk = max(1, min(chunk, seqlen))
         dstate = B.shape[3]
         a_token = nheads * (4 * self.chunk + 8 * headdim + 2 * headdim * dstate // self.chunk) * self.dtype.itemsize
         tokens = BLOCK_BYTES.get(x.device.type, BLOCK_BYTES_ELSEWHERE) // max(1, a_token)

@@ -1,1 +1,1 @@
-"""`anymamba tune`: measure kernel parameters on this machine and keep the best; `kernels` says which, `search` how."""
+"""`anymamba tune`: measure kernel parameters on this machine and keep the best; `works` says which, `search` how."""

@@ -1,38 +1,26 @@
 """For which shapes to tune: those of a model's configuration, or those that a script of the user's really calls with.
 
 A configuration says the width alone (mamba_ssm: d_model, ssm_cfg.expand; transformers: hidden_size, expand, intermediate_size);
-batch and length stay options. A recorded run says everything: the script runs as `python script.py` would, and every call of
-the scan, the convolution and Mamba's inner function (which runs both) is noted on its way in.
+batch and length stay options. A recorded run says everything: the script runs as `python script.py` would, and every call that
+reaches a backend with kernels to tune is noted on its way in, forward and backward, whatever model it comes from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
-import inspect
 import json
 import runpy
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from anymamba.errors import OptionError
-from anymamba.measure.bench.subjects import Size
+from anymamba.measure.tune.calls import Recorded, catching
 
 __all__ = ["record", "width_of_model"]
 
-Seen = tuple[Size, torch.dtype]
-# family, function, the argument (batch, channels, seqlen), channels for one of the width
-_WATCHED = (
-    ("selective_scan", "selective_scan_fn", "u", 2),
-    ("causal_conv1d", "causal_conv1d_fn", "x", 2),
-    ("mamba_inner", "mamba_inner_fn", "xz", 4),
-)
+TUNABLE = ("cuda", "cpu")
+"""Backends with kernels of their own."""
 
 
 def width_of_model(path: Path) -> int:
@@ -64,8 +52,8 @@ def width_of_model(path: Path) -> int:
     return max(int(channels) // 2, 1)
 
 
-def record(script: Path, arguments: Sequence[str] = ()) -> list[Seen]:
-    """Run a script as `python script.py ARGUMENTS` does and return the sizes and dtypes of its calls, the most frequent first.
+def record(script: Path, arguments: Sequence[str] = ()) -> list[Recorded]:
+    """Run a script as `python script.py ARGUMENTS` does and return the calls that can be tuned, the most frequent first.
 
     Raises
     ------
@@ -74,54 +62,20 @@ def record(script: Path, arguments: Sequence[str] = ()) -> list[Seen]:
     """
     if not script.is_file():
         raise OptionError(f"{script} is no file.", next_step="anymamba tune --record train.py")
-    seen: Counter[Seen] = Counter()
     kept, kept_path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        with _watched(seen), contextlib.suppress(SystemExit):
+        with catching() as seen, contextlib.suppress(SystemExit):
             runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = kept, kept_path
-    if not seen:
+    calls = [call for call, _ in seen if call.backend in TUNABLE]
+    if not calls:
+        others = ", ".join(sorted({call.backend for call, _ in seen}))
         raise OptionError(
-            f"{script} called neither the scan nor the convolution.",
-            why="only calls through mamba_ssm's or causal_conv1d's port, or anymamba.ops, are seen",
-            next_step="anymamba provenance    (is the port installed?)",
+            f"{script} made no call that can be tuned.",
+            why=f"its calls ran on: {others}" if others else "only calls of mamba_ssm's port or anymamba.ops are seen",
+            next_step="anymamba backends" if others else "anymamba provenance    (is the port installed?)",
         )
-    return [found for found, _ in seen.most_common()]
-
-
-@contextlib.contextmanager
-def _watched(seen: Counter[Seen]) -> Iterator[None]:
-    import anymamba.ops
-
-    undo: list[tuple[Any, str, Any]] = []
-    for family, name, argument, channels in _WATCHED:
-        module = importlib.import_module(f"anymamba.ops.{family}")
-        watching = _watching(getattr(module, name), argument, channels, seen)
-        # whoever imports it during the run finds the watching one; so do modules that hold it already
-        for holder in [anymamba.ops, *(one for key, one in list(sys.modules.items()) if key.startswith("anymamba."))]:
-            if getattr(holder, name, None) is watching.__wrapped__:  # type: ignore[attr-defined]
-                undo.append((holder, name, getattr(holder, name)))
-                setattr(holder, name, watching)
-    try:
-        yield
-    finally:
-        for holder, name, function in undo:
-            setattr(holder, name, function)
-
-
-def _watching(function: Callable[..., Any], argument: str, channels: int, seen: Counter[Seen]) -> Callable[..., Any]:
-    position = list(inspect.signature(function).parameters).index(argument)
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        tensor = arguments[position] if len(arguments) > position else options.get(argument)
-        if isinstance(tensor, torch.Tensor) and tensor.dim() == 3:
-            batch, dim, length = tensor.shape
-            if min(batch, dim // channels, length) > 0:
-                seen[Size(int(batch), int(length), int(dim) // channels), tensor.dtype] += 1
-        return function(*arguments, **options)
-
-    return call
+    return calls

@@ -34,8 +34,8 @@ __device__ __forceinline__ int modulo(int a, int n) {
 
 __device__ __forceinline__ float rounded(STATE state) { return to_float(from_float<X>(to_float(state))); }  // as x's dtype
 
-extern "C" __global__ void __launch_bounds__(128) causal_conv1d_update(const CausalConv1dUpdateParameters p) {
-    const int d = blockIdx.x * 128 + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(256) causal_conv1d_update(const CausalConv1dUpdateParameters p) {
+    const int d = blockIdx.x * blockDim.x + threadIdx.x;
     if (d >= p.dim) return;
     for (int b = blockIdx.y; b < p.batch; b += gridDim.y) {
         X* out = p.out + b * p.out_stride[0] + d * p.out_stride[1];

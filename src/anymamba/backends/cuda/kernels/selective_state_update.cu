@@ -5,7 +5,7 @@
 //           out = (sum_n state[n] * C[n] + D * x) * silu(z). In float; the output sees the state before it is rounded.
 // Threads   LANES neighbouring lanes (a power of two) have one channel, each V neighbouring states at a time (16 bytes
 //           of the widest 16-bit or 32-bit state), and add their parts of the output by shuffles: a fixed order. A block
-//           has 128 / LANES channels and walks the batch with its A in registers (SINGLE: one step of the lanes covers
+//           has THREADS / LANES channels and walks the batch with its A in registers (SINGLE: one step of the lanes covers
 //           all states); everything of one sequence is read before the first use (no branches: options are definitions).
 //           WHOLE: the lanes' vectors make up the states exactly. TIED (Mamba-2): A is one number a head, so one exponential a channel.
 // Bytes     The state read and written; all else is small: 2 * B * H * P * N * sizeof(STATE). Floor = that / copy
@@ -13,8 +13,6 @@
 //           Measured there: 0.61 of the floor; B256 H32 P64 N128 bf16 0.65.
 // Lost      Options as tests at run time: each waits for its own load, 0.46 of the floor.
 #include "prelude.cuh"
-
-#define THREADS 128
 
 struct SelectiveStateUpdateParameters {
     STATE* state;

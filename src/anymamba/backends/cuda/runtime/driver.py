@@ -10,18 +10,19 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from anymamba.backends.cuda.runtime.libraries import open_driver
 from anymamba.errors import KernelLaunchError, MachineError
 
-__all__ = ["CudaDriver"]
+__all__ = ["CudaDriver", "Resources"]
 
 INVALID_CONTEXT = 201
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_RESOURCES = (4, 3, 1)  # CU_FUNC_ATTRIBUTE_NUM_REGS, ..._LOCAL_SIZE_BYTES, ..._SHARED_SIZE_BYTES
 _ERROR_LOG, _ERROR_LOG_SIZE = 5, 6  # CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 Arguments = ctypes.c_char_p * 1
@@ -38,6 +39,14 @@ class _LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     ]
+
+
+class Resources(NamedTuple):
+    """What the compiler gave a kernel: registers and local memory (spilled registers) of a thread, shared memory of a block."""
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
 
 
 class CudaDriver:
@@ -71,6 +80,7 @@ class CudaDriver:
             "cuModuleLoadDataEx": [out, ctypes.c_char_p, unsigned, ctypes.POINTER(integer), out],
             "cuModuleGetFunction": [out, pointer, ctypes.c_char_p],
             "cuFuncSetAttribute": [pointer, integer, integer],
+            "cuFuncGetAttribute": [out_integer, integer, pointer],
             "cuOccupancyMaxActiveBlocksPerMultiprocessor": [out_integer, pointer, integer, ctypes.c_size_t],
             "cuThreadExchangeStreamCaptureMode": [out_integer],
             "cuGetErrorName": [integer, ctypes.POINTER(ctypes.c_char_p)],
@@ -165,6 +175,14 @@ class CudaDriver:
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), function, threads, shared_bytes
             )
         return blocks.value
+
+    def resources(self, function: ctypes.c_void_p, device: int) -> Resources:
+        """Return what the compiler gave the kernel."""
+        values = [ctypes.c_int() for _ in _RESOURCES]
+        with self._context(device):
+            for value, attribute in zip(values, _RESOURCES):
+                self._call("cuFuncGetAttribute", ctypes.byref(value), attribute, function)
+        return Resources(*(value.value for value in values))
 
     def make_current(self, device: int) -> None:
         """Make the device's context current in this thread for good, if none is (a thread that never used CUDA)."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from anymamba.backends.cuda.runtime import sources
 from anymamba.backends.cuda.runtime.architectures import target_option, why_unsupported
 from anymamba.backends.cuda.runtime.cache import DiskCache, default_directory, key_of
-from anymamba.backends.cuda.runtime.driver import INVALID_CONTEXT, Arguments, CudaDriver
+from anymamba.backends.cuda.runtime.driver import INVALID_CONTEXT, Arguments, CudaDriver, Resources
 from anymamba.backends.cuda.runtime.nvrtc import Compiled, Nvrtc, find_nvrtc
 from anymamba.errors import KernelLaunchError, MachineError
 
@@ -151,6 +151,11 @@ class Kernel:
             self._driver.allow_shared(self._function, shared_bytes, self.device)
             self._shared = shared_bytes
         return int(self._driver.occupancy(self._function, threads, shared_bytes, self.device))
+
+    def resources(self) -> Resources:
+        """Return what the compiler gave the kernel: registers and memory of a thread, shared memory of a block."""
+        found: Resources = self._driver.resources(self._function, self.device)
+        return found
 
 
 class Plan:
