@@ -109,8 +109,10 @@ def test_the_readme_runs_word_for_word(tmp_path: Path) -> None:
         "python -m tools.windows_lab test",
     }  # the last: a part of `test`
     script = tmp_path / "small.py"
+    # not mamba_ssm: an earlier row of the table has taken it out
     script.write_text(
-        "import torch; from mamba_ssm import Mamba; Mamba(d_model=16)(torch.rand(1, 8, 16)).sum().backward()\n",
+        "import torch\nfrom anymamba.ops import causal_conv1d_fn\n"
+        "causal_conv1d_fn(torch.rand(1, 8, 16), torch.rand(8, 4, requires_grad=True)).sum().backward()\n",
         encoding="utf-8",
     )
     placeholders = {"FILE": str(tmp_path / "report.html"), "SCRIPT": str(script)}
