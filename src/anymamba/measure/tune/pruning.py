@@ -7,6 +7,7 @@ the usual parameters (registers spilled), is out before it has run.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
@@ -18,8 +19,8 @@ from anymamba.errors import AnymambaError
 
 __all__ = ["Pruning"]
 
-TOGETHER = 8
-"""Compiled at a time; more than a few only wait for memory."""
+TOGETHER = min(os.cpu_count() or 1, 16)
+"""Compiled at a time."""
 
 
 class _Launch(NamedTuple):
