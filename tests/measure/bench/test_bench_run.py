@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anymamba.errors import OptionError
-from anymamba.measure.bench import floors, memory, run
+from anymamba.measure.bench import floors, machine, memory, run
 from anymamba.measure.bench.floors import least_bytes
 from anymamba.measure.bench.implementations import Implementation
 from anymamba.measure.bench.results import Row
@@ -287,3 +287,17 @@ def test_rows_that_become_slower_are_noted() -> None:
 def test_an_implementation_that_is_not_here_is_refused_with_the_names_that_are() -> None:
     with pytest.raises(OptionError, match="here are: right"):
         bench(plan(SMALL, only=("wrong",)), Silent(), [right()])
+
+
+@pytest.mark.parametrize("old_driver", [False, True])
+def test_a_card_that_slows_itself_down_is_noted(monkeypatch: pytest.MonkeyPatch, old_driver: bool) -> None:
+    def smi(fields: str) -> str:
+        if fields.startswith("clocks_event") and old_driver:
+            return "unknown"
+        return ", ".join("Active" if "power_cap" in field else "Not Active" for field in fields.split(","))
+
+    monkeypatch.setattr(machine, "_nvidia", smi)
+    assert machine.throttled(torch.device("cuda")) == {"its power limit"}
+    assert machine.throttled(torch.device("cpu")) == set()
+    monkeypatch.setattr(machine, "_nvidia", lambda fields: "unknown")
+    assert machine.throttled(torch.device("cuda")) == set()

@@ -14,7 +14,7 @@ import torch
 from anymamba import __version__
 from anymamba.machine.system import processor_name, read_system
 
-__all__ = ["busy", "clock", "facts", "versions"]
+__all__ = ["busy", "clock", "facts", "throttled", "versions"]
 
 _PACKAGES = ("numba", "numpy", "triton", "triton-windows", "mamba-ssm", "causal-conv1d", "transformers", "mambapy")
 
@@ -69,6 +69,23 @@ def clock(device: torch.device) -> float | None:
         return float(frequency.current) if frequency and frequency.current else None
     except Exception:  # some virtual machines have no such file; a note is not worth an error
         return None
+
+
+_REASONS = {
+    "sw_power_cap": "its power limit", "hw_power_brake_slowdown": "the power supply", "hw_slowdown": "heat or power",
+    "sw_thermal_slowdown": "heat", "hw_thermal_slowdown": "heat",
+}  # fmt: skip
+
+
+def throttled(device: torch.device) -> set[str]:
+    """Return why the card runs slower than it could right now, by what its driver says; nothing where it does not tell."""
+    if device.type != "cuda":
+        return set()
+    for family in ("clocks_event_reasons", "clocks_throttle_reasons"):  # the second: drivers before 535
+        answers = _nvidia(",".join(f"{family}.{name}" for name in _REASONS)).split(",")
+        if len(answers) == len(_REASONS):
+            return {words for words, answer in zip(_REASONS.values(), answers) if answer.strip() == "Active"}
+    return set()
 
 
 def busy() -> str | None:

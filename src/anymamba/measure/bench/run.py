@@ -99,9 +99,13 @@ def bench(plan: Plan, progress: Progress, candidates: Sequence[Implementation] |
     notes = [note for note in (machine.busy(),) if note]
     before = machine.clock(plan.device)
     rows: list[Row] = []
+    slowed: set[str] = set()
     for work in plan.work:
         rows += _measure(plan, work, chosen, watch, rates, progress)
+        slowed |= machine.throttled(plan.device)  # right after the load, while its cause is still there
     after = machine.clock(plan.device)
+    if slowed:
+        notes.append(f"the card slowed its clocks down: {', '.join(sorted(slowed))}")
     if before and after:
         about |= {"clock_mhz_before": before, "clock_mhz_after": after}
     notes += _drifts(rows)
