@@ -21,16 +21,13 @@ BATCH = 256 if CARD else 16
 
 def main() -> None:
     """Make each call once, forward and backward."""
-    for dtype in (torch.bfloat16, torch.float32) if CARD else (torch.float32,):
-        draw = Draw(dtype, DEVICE)
-        for batch, dim, states, length in ((1, 64, 16, LONG), (2, 1000, 64, MIDDLE)):
-            _both(
-                selective_scan_fn, selective_scan.mamba(draw, batch, dim, states, length) | {"return_last_state": False}
-            )
-        _both(causal_conv1d_fn, causal_conv1d.mamba(draw, 1, 64, 4 * LONG))
-        _both(mamba_chunk_scan_combined, ssd.mamba2(draw, 1, LONG // 8, 3, 64, 64), backward=False)
-        _step(state_update, selective_state_update.mamba(draw, BATCH, 1000, 64))
-        _step(causal_conv1d_update, causal_conv1d.step(draw, BATCH, 1000))
+    draw = Draw(torch.bfloat16 if CARD else torch.float32, DEVICE)
+    for batch, dim, states, length in ((1, 64, 16, LONG), (2, 1000, 64, MIDDLE)):
+        _both(selective_scan_fn, selective_scan.mamba(draw, batch, dim, states, length) | {"return_last_state": False})
+    _both(causal_conv1d_fn, causal_conv1d.mamba(draw, 1, 64, 4 * LONG))
+    _both(mamba_chunk_scan_combined, ssd.mamba2(draw, 1, LONG // 8, 3, 64, 64), backward=False)
+    _step(state_update, selective_state_update.mamba(draw, BATCH, 1000, 64))
+    _step(causal_conv1d_update, causal_conv1d.step(draw, BATCH, 1000))
 
 
 def _both(operator, arguments, backward: bool = True) -> None:  # type: ignore[no-untyped-def]

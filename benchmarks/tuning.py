@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 SHAPES = ROOT / "benchmarks" / "tuned_shapes.py"
-TURNS = ("0", "1", "0", "1")  # of ANYMAMBA_TUNED
+TURNS = ("0", "1")  # of ANYMAMBA_TUNED
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from anymamba.machine._programs import Answer
 from anymamba.measure import report
 from anymamba.measure.bench.results import Result, Row, keep, last_result, to_json
 from anymamba.measure.report import gather, to_html, to_text
+from browser import look, needs_browser, readable
 
 VERIFY = {
     "passed": False,
@@ -151,3 +152,10 @@ def test_on_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "exists" in str(again.exception)
     terminal.cache_clear()
     assert CliRunner().invoke(app, ["report", "--to", str(file), "--force", "--no-verify"]).exit_code == 0
+
+
+@needs_browser
+def test_a_browser_shows_the_page_in_both_themes_on_a_phone_and_a_desk(log: Path, tmp_path: Path) -> None:
+    page = to_html(gather(Quiet(), log=log, run=answers()))
+    seen = look(page, tmp_path)
+    readable(seen)

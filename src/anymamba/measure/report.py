@@ -114,7 +114,11 @@ def to_html(sections: Sequence[Section]) -> str:
         if section.value is not None:
             whole = escape(json.dumps(section.value, indent=1, ensure_ascii=False))
             body.append(f'<details><summary>all of it, as JSON</summary><pre tabindex="0">{whole}</pre></details>')
-    style = STYLE + "pre { overflow-x: auto; font-size: .85rem; border: 1px solid var(--line); padding: .6rem; }"
+    style = (
+        STYLE
+        + "pre { overflow-x: auto; font-size: .85rem; border: 1px solid var(--line); padding: .6rem; }"
+        + "code { overflow-wrap: anywhere; }"
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

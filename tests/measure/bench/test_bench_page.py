@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 from anymamba.measure.bench.page import page
 from anymamba.measure.bench.results import Result, Row
-
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge"))), None
-)
+from browser import look, needs_browser, readable
 
 
 def row(implementation: str, length: int, rounds: tuple[float, ...], **changed: object) -> Row:
@@ -87,39 +80,12 @@ def test_there_are_bars_for_each_work_and_lines_where_lengths_differ() -> None:
     assert "Time over length" not in page(Result(RESULT.rows[:2]))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium, Chrome or Edge on this machine")
+@needs_browser
 def test_a_browser_shows_it_in_both_themes_without_sideways_scrolling_on_a_phone(tmp_path: Path) -> None:
-    """The page in frames as wide as a phone and a desk, in both themes; a script of the test's own measures it."""
-    (tmp_path / "page.html").write_text(page(RESULT), encoding="utf-8")
-    probe = """<!doctype html><body><script>
-      async function look(width) {
-        const frame = document.createElement('iframe'); frame.src = 'page.html'; frame.width = width; frame.height = 800;
-        const ready = new Promise(done => frame.onload = done); document.body.append(frame); await ready;
-        const page = frame.contentDocument, root = page.documentElement, style = frame.contentWindow.getComputedStyle;
-        return {wide: root.scrollWidth <= width, rows: page.querySelectorAll('tbody tr').length,
-                charts: [...page.querySelectorAll('svg')].every(svg => svg.getBoundingClientRect().height > 40),
-                text: style(page.body).color, ground: style(page.body).backgroundColor};
-      }
-      (async () => { document.title = 'seen ' + JSON.stringify([await look(360), await look(1200)]); })();
-    </script>"""
-    (tmp_path / "probe.html").write_text(probe, encoding="utf-8")
-    grounds = set()
-    for dark in (False, True):
-        assert BROWSER is not None
-        flags = ["--blink-settings=preferredColorScheme=" + ("0" if dark else "1")]
-        done = subprocess.run(
-            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", *flags,
-             f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000", "--dump-dom",
-             (tmp_path / "probe.html").as_uri()],
-            capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=120, check=False,
-        )  # fmt: skip
-        title = re.search(r"<title>seen (.*?)</title>", done.stdout)
-        assert title is not None, done.stdout[-1000:] + done.stderr[-1000:]
-        seen = __import__("json").loads(title[1])
-        for frame in seen:
-            assert frame["wide"], "the page is wider than its window"
+    seen = look(page(RESULT), tmp_path)
+    readable(seen)
+    for frames in seen.values():
+        for frame in frames:
             assert frame["rows"] == len(RESULT.rows)
-            assert frame["charts"]
-            assert frame["text"] != frame["ground"]
-        grounds.add(seen[0]["ground"])
-    assert grounds == {"rgb(255, 255, 255)", "rgb(20, 22, 26)"}
+            assert all(height > 40 for height in frame["charts"])
+            assert len(frame["charts"]) == page(RESULT).count("<svg")

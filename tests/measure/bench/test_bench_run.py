@@ -301,3 +301,18 @@ def test_a_card_that_slows_itself_down_is_noted(monkeypatch: pytest.MonkeyPatch,
     assert machine.throttled(torch.device("cpu")) == set()
     monkeypatch.setattr(machine, "_nvidia", lambda fields: "unknown")
     assert machine.throttled(torch.device("cuda")) == set()
+
+
+def test_what_compiles_in_its_first_call_is_not_taken_for_slow() -> None:
+    """A kernel for a length not seen yet takes a second to compile and microseconds to run."""
+    seen: set[int] = set()
+
+    def compiling(x: torch.Tensor, **others: Any) -> torch.Tensor:
+        if x.shape[-1] not in seen:
+            seen.add(x.shape[-1])
+            time.sleep(0.06)
+        return x
+
+    work = Work(SUBJECTS["causal_conv1d"], Size(1, 256, 16), FORWARD)
+    plan = Plan([work], torch.device("cpu"), limit=0.1)
+    assert run._expected(plan, work, compiling, run.stopwatch(plan.device)) < 0.05

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from anymamba.backends import tuned
 from anymamba.backends.cuda import causal_conv1d, selective_scan, ssd
 from anymamba.backends.cuda.runtime import sources
 from anymamba.backends.cuda.runtime.driver import Resources
+from anymamba.errors import KernelCompileError
 from anymamba.measure.bench.subjects import SUBJECTS, Size
 from anymamba.measure.cases import Draw
 from anymamba.measure.tune.meaning import meanings
@@ -142,6 +145,25 @@ def test_what_launches_the_same_or_spills_or_does_not_fit_is_ruled_out_before_it
         runtime.driver.occupancy = lambda function, threads, shared, device: 0
         assert pruning.worth([{"threads": 256, "sequences": 2}]) == []
         assert len(runtime.driver.launches) == launched
+
+
+def test_what_cannot_be_compiled_in_the_time_left_is_not_run() -> None:
+    with emulated() as runtime:
+        one = task("selective_state_update", Size(1, 0, 32))
+        pruning = Pruning(one.place.kernel, one.call.ready())
+        started = threading.Event()
+
+        def refusing(*arguments: Any) -> Any:
+            started.set()
+            time.sleep(0.2)
+            raise KernelCompileError("no")
+
+        runtime.compiler.compile = refusing
+        runtime.cache.get = lambda key: None
+        choices = [{"threads": threads, "blocks": 8, "share": 1} for threads in (64, 256)]
+        assert pruning.worth(choices, lambda: 0.0) == []
+        assert pruning.worth([{"threads": 64, "blocks": 16, "share": 2}]) == []
+        assert started.is_set()
 
 
 def test_every_choice_of_the_scan_fits_a_block_and_its_states() -> None:

@@ -149,6 +149,15 @@ def test_what_does_not_fit_the_time_is_not_tried() -> None:
     assert 0 < found.tried < found.offered
 
 
+def test_who_has_no_turn_before_the_time_is_over_says_so() -> None:
+    now = iter(range(0, 1000, 10))
+    first, second = tune(
+        [SCAN, SCAN], seconds=15, progress=Silent(), watch=seconds_of(best), clock=lambda: float(next(now))
+    )
+    assert (second.usual_ms, second.tried, second.offered) == (None, 0, first.offered)
+    assert not second.better
+
+
 def test_no_time_is_refused() -> None:
     with pytest.raises(OptionError, match="--seconds"):
         search(seconds_of(best), seconds=0)

@@ -191,8 +191,8 @@ SUBCOMMANDS = {
 def _show_found(found: list[Found]) -> None:
     screen = terminal()
     rows = [
-        [escape(one.kernel), one.size, one.dtype, _words(one.parameters) or "the usual ones stay", f"{one.usual_ms:.4g}",
-         f"{one.tuned_ms:.4g}", f"{one.tried} + {one.pruned} of {one.offered}"]
+        [escape(one.kernel), one.size, one.dtype, _verdict(one), _time(one.usual_ms), _time(one.tuned_ms),
+         f"{one.tried} + {one.pruned} of {one.offered}"]
         for one in found
     ]  # fmt: skip
     columns = ["kernel", "size", "dtype", "parameters", "usual ms", "tuned ms", "run + ruled out"]
@@ -200,6 +200,16 @@ def _show_found(found: list[Found]) -> None:
     for one in found:
         for reason in one.dropped:
             screen.say(f"[dim]{escape(one.kernel)}, left out: {escape(reason)}[/]")
+
+
+def _verdict(one: Found) -> str:
+    if one.usual_ms is None:
+        return "no time left: more --seconds, or --kernel"
+    return _words(one.parameters) or "the usual ones stay"
+
+
+def _time(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds:.4g}"
 
 
 def _count(json: bool, what: str, count: int, words: str) -> None:

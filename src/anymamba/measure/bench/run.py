@@ -292,7 +292,7 @@ def _expected(plan: Plan, work: Work, function: Callable[..., Any], watch: Stopw
         short = size._replace(length=size.length >> doublings)
         call = _call(work, function, work.subject.arguments(Draw(plan.dtype, plan.device), *short))
         now = watch(call, 1)
-        if now < plan.limit / 10:  # the first may have loaded something
+        if now <= plan.limit:  # the first may have compiled something: that takes as long at any length
             now = min(now, watch(call, 1))
         expected = estimate(before or now / 2, now, doublings)
         if now * 2**doublings > plan.limit or (before and expected <= plan.limit):

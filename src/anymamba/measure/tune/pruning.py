@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, cast
 
 from anymamba.backends import tuned
@@ -81,8 +81,10 @@ class Pruning:
         self._seen = {usual}
         self._spilled = max((self._compiled(launch).local_bytes for launch in usual), default=0)
 
-    def worth(self, choices: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
-        """Return those of `choices` that launch something new, which fits."""
+    def worth(
+        self, choices: Sequence[Mapping[str, int]], left: Callable[[], float] = lambda: float("inf")
+    ) -> list[Mapping[str, int]]:
+        """Return those of `choices` that launch something new, which fits, of what can be compiled in the time `left`."""
         new: list[tuple[Mapping[str, int], tuple[_Launch, ...]]] = []
         for choice in choices:
             try:
@@ -95,12 +97,20 @@ class Pruning:
         current = runtime()
         variants = {launch.variant: launch.device for _, launches in new for launch in launches}
         with ThreadPoolExecutor(max_workers=TOGETHER) as pool:
-            made = [
-                pool.submit(current.image, variant, current.capability(index)) for variant, index in variants.items()
-            ]
-        for one in made:
-            one.exception()  # said again, by name, when the kernel is loaded
-        return [choice for choice, launches in new if all(map(self._fits, launches))]
+            made = {
+                pool.submit(current.image, variant, current.capability(index)): variant
+                for variant, index in variants.items()
+            }
+            seconds = left()
+            done, late = wait(made, None if seconds == float("inf") else max(seconds, 0.0))
+            for one in late:
+                one.cancel()  # those that run already are waited for
+        compiled = {made[one] for one in done if one.exception() is None}
+        return [
+            choice
+            for choice, launches in new
+            if all(launch.variant in compiled and self._fits(launch) for launch in launches)
+        ]
 
     def _fits(self, launch: _Launch) -> bool:
         threads = launch.block[0] * launch.block[1] * launch.block[2]

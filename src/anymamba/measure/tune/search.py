@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one kernel at one size. `parameters` is {} where the usual ones stay."""
+    """What came of one kernel at one size. `parameters` is {} where the usual ones stay; no times: no time was left for it."""
 
     kernel: str
     shape: str
@@ -47,8 +47,8 @@ class Found:
     size: str
     dtype: str
     parameters: dict[str, int]
-    usual_ms: float
-    tuned_ms: float
+    usual_ms: float | None
+    tuned_ms: float | None
     tried: int
     offered: int
     pruned: int = 0
@@ -92,6 +92,7 @@ def tune(
         found = _search(task, until, progress, suited, clock)
         results.append(found)
         if found.better and not dry_run:
+            assert found.usual_ms is not None and found.tuned_ms is not None
             entry = tuned.Entry(found.parameters, task.place.source, found.usual_ms, found.tuned_ms)
             tuned.keep({task.place.name: entry})
     return results
@@ -100,6 +101,9 @@ def tune(
 @torch.no_grad()
 def _search(task: Task, until: float, progress: Progress, watch: Stopwatch, clock: Callable[[], float]) -> Found:
     place, size = task.place, task.call.size
+    if clock() >= until:
+        dtype = str(task.call.dtype)[6:]
+        return Found(place.kernel, place.shape, place.card, size, dtype, {}, None, None, 0, len(task.offered))
     progress.step(f"{place.kernel}, {size}: the usual parameters")
     call = task.call.ready()
 
@@ -115,7 +119,7 @@ def _search(task: Task, until: float, progress: Progress, watch: Stopwatch, cloc
         wanted = [tensor.clone() for tensor in call.results()]
     usual = under({})(call, 1)
     count = calls_a_round(usual)
-    worth = _worth(task, call)
+    worth = _worth(task, call, lambda: until - clock())
     dropped: list[str] = []
     times: list[tuple[float, Mapping[str, int]]] = []
     tried = pruned = 0
@@ -155,12 +159,15 @@ def _search(task: Task, until: float, progress: Progress, watch: Stopwatch, cloc
     )  # fmt: skip
 
 
-def _worth(task: Task, call: Call) -> Callable[[Sequence[Mapping[str, int]]], Sequence[Mapping[str, int]]]:
+def _worth(
+    task: Task, call: Call, left: Callable[[], float]
+) -> Callable[[Sequence[Mapping[str, int]]], Sequence[Mapping[str, int]]]:
     if task.call.backend != "cuda":
         return lambda choices: choices
     from anymamba.measure.tune.pruning import Pruning
 
-    return Pruning(task.place.kernel, call).worth
+    pruning = Pruning(task.place.kernel, call)
+    return lambda choices: pruning.worth(choices, left)
 
 
 def _poison(like: Sequence[torch.Tensor]) -> None:
