@@ -8,7 +8,7 @@ rstd = 1 / sqrt(mean((v - mean)^2) + eps). Names and arguments are those of mamb
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from anymamba.ops._library import (
     placeholder,
     traced,
 )
+from anymamba.ops._prepared import DEVICES, Prepared
 from anymamba.ops._rows import as_rows, check_columns
 
 __all__ = ["LayerNorm", "LayerNormFn", "RMSNorm", "layernorm_fn", "rms_norm_ref", "rmsnorm_fn"]
@@ -31,6 +32,9 @@ __all__ = ["LayerNorm", "LayerNormFn", "RMSNorm", "layernorm_fn", "rms_norm_ref"
 LAYERNORM_GATED = Operator(
     "layernorm_gated", family="layernorm_gated", functions=("layernorm_gated_forward", "layernorm_gated_backward")
 )
+
+
+_prepared = Prepared()
 
 
 class LayerNormGatedCall(NamedTuple):
@@ -123,6 +127,18 @@ def layernorm_fn(
     ShapeError, DtypeError, DeviceError, OptionError
         Before any work, naming the argument.
     """
+    tensors, options, key = (x, weight, bias, z), (eps, group_size, norm_before_gate, is_rms_norm), None
+    tracing, differentiable = traced(x), differentiated(x, weight, bias, z)
+    if not tracing and not differentiable and (x.is_cuda or x.device.type in DEVICES):
+        prepared = _prepared.alike(tensors, *options)
+        if prepared is not None:
+            known = prepared(*tensors)
+            if known is not None:
+                return cast(torch.Tensor, known)
+        key = _prepared.key(tensors, *options)
+        prepared = _prepared.find(key)
+        if prepared is not None:
+            return cast(torch.Tensor, prepared(*tensors))
     check_dtype("x", x, FLOATING)
     dim = check_columns("x", x)
     for name, vector in (("weight", weight), ("bias", bias)):
@@ -139,12 +155,15 @@ def layernorm_fn(
         raise OptionError(f"group_size is {group_size}, but must be positive and divide x's last dimension, {dim}.")
     gate = None if z is None else as_rows(z)
     arguments = (as_rows(x), weight, bias, gate, float(eps), group_size, norm_before_gate, is_rms_norm)
-    if traced(x):
+    if tracing:
         out, _, _ = torch.ops.anymamba.layernorm_gated(*arguments)
-    elif differentiated(x, weight, bias, z):
+    elif differentiable:
         out, _, _ = _LayerNormGated.apply(*arguments)
     else:
         out, _, _ = _forward(*arguments)
+    if key is not None:
+        backend = choose(LAYERNORM_GATED, _call(x, weight, group_size))
+        _prepared.remember(key, backend, LAYERNORM_GATED, (*tensors, *arguments[4:]), tensors, *options)
     result: torch.Tensor = out.reshape(x.shape)
     return result
 

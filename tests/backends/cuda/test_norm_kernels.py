@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anymamba.backends import use_backend
 from anymamba.errors import BackendRefusedError
-from anymamba.ops import layer_norm, swiglu
+from anymamba.ops import _prepared, layer_norm, layernorm_gated, swiglu
 from anymamba.ops.layer_norm import layer_norm_fn, layer_norm_linear_fn
 from anymamba.ops.layernorm_gated import layernorm_fn, rmsnorm_fn
 from cuda_emulator import emulated, needs_emulator
@@ -186,6 +186,36 @@ def test_the_weights_gradients_of_many_rows_are_the_same_bits_in_every_run(devic
             out = rmsnorm_fn(x, weight, None, z, norm_before_gate=False)
         runs.append(torch.autograd.grad(out.square().sum(), [x, z, weight]))
     assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+@pytest.mark.parametrize("prenorm", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_norm_like_one_before_goes_straight_to_the_launch(device: str, has_residual: bool, prenorm: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = leaf(generator, device, F32, 48)
+    _prepared.forget()
+    for shift in (0, 0, 1):  # the last ones begin elsewhere than at 16 bytes, and go the longer way
+        x, residual = (leaf(generator, device, F32, 2 * 3 * 48 + shift).detach() for _ in range(2))
+        x, residual = (t[shift:].unflatten(0, (2, 3, 48)) for t in (x, residual))
+        arguments = {"x": x, "weight": weight, "bias": None, "residual": residual if has_residual else None}
+        arguments |= {"eps": 1e-5, "prenorm": prenorm, "is_rms_norm": True}
+        with torch.no_grad():
+            assert_matches_reference(layer_norm_fn, arguments, backend="cuda")
+    assert len(layer_norm._prepared._calls) == 2
+
+
+@pytest.mark.parametrize("has_z", [False, True])
+def test_a_gated_norm_like_one_before_goes_straight_to_the_launch(device: str, has_z: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = leaf(generator, device, F32, 96)
+    _prepared.forget()
+    for shift in (0, 0, 1):
+        whole = leaf(generator, device, BF16, 5, 192 + 8 * shift).detach()[:, shift:]
+        arguments = {"x": leaf(generator, device, BF16, 5, 96).detach(), "weight": weight, "bias": None}
+        arguments |= {"z": whole[:, :96] if has_z else None, "eps": 1e-5, "group_size": 48, "is_rms_norm": True}
+        with torch.no_grad():
+            assert_matches_reference(layernorm_fn, arguments, backend="cuda")
+    assert len(layernorm_gated._prepared._calls) == (2 if has_z else 1)
 
 
 def test_a_row_too_long_for_registers_is_refused_with_the_reason(device: str) -> None:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from anymamba.backends.cuda import device_refusal
 from anymamba.backends.cuda.runtime import Kernel, Plan, Variant, cached, runtime
+from anymamba.ops._rows import as_rows
 
 __all__ = [
-    "BACKWARD", "LONGEST", "NAMES", "SIZES", "Split", "alignment", "known", "refusal_of", "rows_of", "split", "sum_parts",
-    "walkers", "writable",
+    "CHECKS_ALIGNMENT", "LONGEST", "NAMES", "SIZES", "Split", "alignment", "backward_split", "bits_that_must_be_zero",
+    "forward_split", "in_place", "known", "refusal_of", "rows_of", "sizes_and_options", "sum_parts", "walkers", "writable",
 ]  # fmt: skip
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 LONGEST = 8192
-"""Columns normalised together that are kept in registers: 512 threads of 16."""
+"""Columns normalised together that are kept in registers: 512 threads of 16 columns, where a multiprocessor's registers end.
+
+Beyond it a row would have to be read twice, or lie in shared memory: a kernel of its own for rows that no published Mamba has
+(the widest normalise 8192 columns together). PyTorch's backend takes them.
+"""
 
 
-BACKWARD = 8
-"""Columns of a thread in a backward: it keeps four to six values of each in registers, the forward one to three."""
+CHECKS_ALIGNMENT = True
+"""Of the prepared calls; see `anymamba.ops._prepared`."""
 
 
 class Split(NamedTuple):
@@ -31,6 +37,20 @@ class Split(NamedTuple):
     lanes: int
     packs: int
     units: int
+    blocks: int = 1
+    full: bool = False
+    ahead: bool = False
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.units
+
+    def defines(self) -> dict[str, object]:
+        """Return the macros, but for AHEAD, which forwards do not have."""
+        return {
+            "V": self.vector, "LANES": self.lanes, "PACKS": self.packs, "UNITS": self.units, "BLOCKS": self.blocks,
+            "FULL": self.full,
+        }  # fmt: skip
 
 
 def refusal_of(device: torch.device, size: int, **dtypes: torch.dtype) -> str | None:
@@ -56,6 +76,18 @@ def known(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype in NAMES else tensor.float()
 
 
+def in_place(tensor: torch.Tensor) -> bool:
+    """Return whether the kernels can read or write the tensor (..., dim) where it lies, as rows."""
+    if tensor.dtype not in NAMES or (tensor.stride(-1) != 1 and tensor.shape[-1] > 1):
+        return False
+    return tensor.dim() < 3 or as_rows(tensor).data_ptr() == tensor.data_ptr()
+
+
+def bits_that_must_be_zero(*tensors: torch.Tensor | None) -> int:
+    """Return the bits of addresses that are zero in calls alike: a call of tensors that begin at 16 bytes wants such."""
+    return 0 if any(tensor is not None and tensor.data_ptr() & 15 for tensor in tensors) else 15
+
+
 def writable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor (rows, dim) itself if its columns are contiguous, else a fresh one to copy from afterwards."""
     packed = tensor.stride(1) == 1 or tensor.shape[1] == 1
@@ -74,24 +106,85 @@ def alignment(*tensors: torch.Tensor | None) -> bool:
     return True
 
 
-def split(size: int, dtype: torch.dtype, aligned: bool, each: int = 16) -> Split:
-    """Return the split of `size` columns of this dtype: `each` a thread if 512 threads are enough for that."""
-    whole = 16 // SIZES[dtype]
-    vector = whole if aligned and size % whole == 0 else 1
-    lanes = min(max(32, 1 << (-(-size // each) - 1).bit_length()), 512)
-    return Split(vector, lanes, -(-size // (lanes * vector)), 4 if lanes == 32 else 1)
+def forward_split(size: int, widest: int, aligned: bool) -> Split:
+    """Return the forward's split of `size` columns, of which the widest tensor has `widest` bytes each.
+
+    One access of 16 bytes a thread and row, two or four where that would take more than 512 threads (of 16-bit rows, 256:
+    then the sums cost more than the rows). Measured on an H200, as all of these numbers are.
+    """
+    vector = _vector(size, widest, aligned)
+    if vector == 1:
+        return _cut(size, 1, 8 if size <= 4096 else 16)
+    if vector == 8:
+        return _cut(size, 8, 8 if size <= 2048 else 16)
+    return _cut(size, 4, 4 if size <= 2048 else 8 if size <= 4096 else 16)
+
+
+def backward_split(size: int, widest: int, aligned: bool, lean: bool, threads: int) -> Split:
+    """Return the backward's split: 8 columns a thread, which keeps four to six values of each in registers.
+
+    Parameters
+    ----------
+    size, widest, aligned
+        As of `forward_split`.
+    lean : bool
+        No bias, no second branch: few enough registers to press more blocks into a multiprocessor.
+    threads : int
+        How many threads of a lean kernel, with 4 bytes a column, a multiprocessor shall have without reading ahead.
+    """
+    vector = _vector(size, widest, aligned)
+    if vector == 1 or not lean:
+        return _cut(size, vector, 8 if size <= 4096 else 16)
+    if size > 5120:
+        return _cut(size, 8 if size % 8 == 0 else 4, 16)
+    if vector == 8 and size <= 2048:
+        return _cut(size, 8, 8, 768 if size > 256 else 512, ahead=True)
+    if vector == 8 and size <= 4096:
+        return _cut(size, 8, 16, 512)
+    if vector == 4 and 1024 < size <= 2048:
+        return _cut(size, 4, 8, threads)
+    return _cut(size, vector, 8, 512, ahead=True)
+
+
+Options = TypeVar("Options")
+
+
+def sizes_and_options(options: Sequence[Options], every: bool) -> Iterator[tuple[int, bool, Options]]:
+    """Yield sizes, whether aligned, and options that kernels are compiled for beforehand; the first options are the usual."""
+    for size in (200, 768, 1024, 2048, 4096, 5120, 8192) if every else (1024, 2048):
+        yield size, True, options[0]
+    if every:
+        for size in (100, 4096, 8192):
+            yield size, False, options[0]
+        for other in options[1:]:
+            yield from ((2048, True, other), (8192, True, other), (8192, False, other))
+
+
+def _vector(size: int, widest: int, aligned: bool) -> int:
+    whole = 16 // widest
+    return whole if aligned and size % whole == 0 else 1
+
+
+def _cut(size: int, vector: int, each: int, threads: int = 0, ahead: bool = False) -> Split:
+    """Return the split with `each` columns a thread, and as many blocks a multiprocessor as make up so many threads."""
+    lanes = -(-size // (32 * each)) * 32
+    packs = -(-size // (lanes * vector))
+    units = 4 if lanes == 32 else 1
+    return Split(vector, lanes, packs, units, max(1, threads // (lanes * units)), packs * lanes * vector == size, ahead)
 
 
 def walkers(kernel: Kernel, rows: int, groups: int, cut: Split) -> int:
-    """Return how many blocks walk the rows of a group: as many as are resident at once, no more than there are rows."""
-    resident = int(runtime().driver.multiprocessors(kernel.device)) * kernel.occupancy(cut.lanes * cut.units)
-    return max(1, min(-(-resident // groups), -(-rows // cut.units)))
+    """Return how many blocks walk the rows of a group: as many as are resident at once, or fewer with no more rows each."""
+    resident = int(runtime().driver.multiprocessors(kernel.device)) * kernel.occupancy(cut.threads)
+    steps = -(-rows // cut.units)
+    each = -(-steps // max(1, min(resident // groups, steps)))
+    return -(-steps // each)
 
 
 @cached
 def _sum_plan(dtype: torch.dtype, stride: int, count: int, dim: int, device: int) -> Plan:
     kernel = runtime().load(Variant.of("norm_sum_parts.cu", "norm_sum_parts", W=NAMES[dtype]), device)
-    return kernel.plan((-(-dim // 32), 1, 1), (512, 1, 1), 0, stride, count, dim)
+    return kernel.plan((-(-dim // 8), 1, 1), (512, 1, 1), 0, stride, count, dim)
 
 
 def sum_parts(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from anymamba.backends import Operator
 from anymamba.backends.cuda._rows import (
-    BACKWARD,
+    CHECKS_ALIGNMENT,
     NAMES,
+    SIZES,
     Split,
     alignment,
+    backward_split,
+    bits_that_must_be_zero,
+    forward_split,
+    in_place,
     known,
     refusal_of,
     rows_of,
-    split,
+    sizes_and_options,
     sum_parts,
     walkers,
     writable,
 )
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
+from anymamba.ops._rows import as_rows
 from anymamba.ops.layer_norm import LayerNormBackward, LayerNormForward
 
-__all__ = ["layer_norm_backward", "layer_norm_forward", "refusal", "variants"]
+__all__ = ["CHECKS_ALIGNMENT", "layer_norm_backward", "layer_norm_forward", "prepare", "refusal", "variants"]
 
 # Of an absent tensor: what its macro says does not matter.
 Dtype = torch.dtype | None
@@ -66,7 +72,8 @@ def layer_norm_forward(
     kept, kept1 = (None if t is None else rows_of(t) for t in (keep, keep1))
     scales = None if rowscale is None else rowscale.float().contiguous()
     to, to1 = writable(out), None if out1 is None else writable(out1)
-    cut = split(dim, x.dtype, alignment(read, w, b, added, other, w1, b1, kept, kept1, to, to1, total))
+    aligned = alignment(read, w, b, added, other, w1, b1, kept, kept1, to, to1, total)
+    cut = forward_split(dim, _widest(read, added, other, total), aligned)
     strided = (read, added, other, kept, kept1, to, to1, total)
     plan = _forward_plan(
         x.dtype, w.dtype, _dtype(b if b is not None else w1), b is not None, _dtype(added), _dtype(other),
@@ -80,6 +87,46 @@ def layer_norm_forward(
     if out1 is not None and to1 is not None and to1 is not out1:
         out1.copy_(to1)
     return LayerNormForward(out, out1, total, mean, rstd)
+
+
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """Return a function that does plain norms of tensors alike, or None; see `anymamba.ops._prepared`.
+
+    `arguments` are x (in its own shape), weight, bias, residual, eps, is_rms_norm, the dtype in which the sum is stored (or
+    None) and whether it is returned.
+    """
+    x, weight, bias, residual, eps, is_rms_norm, stored, prenorm = arguments
+    out = torch.empty_like(x)
+    if x.numel() == 0 or not all(t is None or in_place(t) for t in (x, weight, bias, residual, out)):
+        return None
+    read, added, written = as_rows(x), None if residual is None else as_rows(residual), as_rows(out)
+    rows, dim = read.shape
+    stored = stored if prenorm else None
+    total = None if stored is None else torch.empty(rows, dim, dtype=stored, device=x.device)
+    cut = forward_split(dim, _widest(read, added, total), alignment(read, weight, bias, added, written, total))
+    strides = tuple(0 if t is None else t.stride(0) for t in (read, added, None, None, None, written, None, total))
+    plan = _forward_plan(
+        x.dtype, weight.dtype, _dtype(bias), bias is not None, _dtype(residual), None, False, False, False, x.dtype,
+        stored, is_rms_norm, cut, strides, rows, dim, eps, 1.0, x.get_device(),
+    )  # fmt: skip
+    beyond, shape = bits_that_must_be_zero(x, weight, bias, residual), x.shape
+
+    def call(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
+    ) -> Any:  # out, or (out, the sum)
+        x_at, weight_at = x.data_ptr(), weight.data_ptr()
+        bias_at, residual_at = 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr()
+        if (x_at | weight_at | bias_at | residual_at) & beyond:
+            return None
+        out = torch.empty_like(x)
+        if stored is None:
+            plan(x_at, weight_at, bias_at, residual_at, 0, 0, 0, 0, 0, 0, out.data_ptr(), 0, 0, 0, 0)
+            return (out, x) if prenorm else out
+        total = torch.empty(shape, dtype=stored, device=x.device)
+        plan(x_at, weight_at, bias_at, residual_at, 0, 0, 0, 0, 0, 0, out.data_ptr(), 0, total.data_ptr(), 0, 0)
+        return out, total
+
+    return call
 
 
 def layer_norm_backward(
@@ -129,7 +176,8 @@ def layer_norm_backward(
         kept, kept1 = (None if t is None else rows_of(t) for t in (keep, keep1))
         scales = None if rowscale is None else rowscale.float().contiguous()
         written = (dx, own_residual, own_x1, out)
-        cut = split(dim, v.dtype, alignment(given, read, w, b, w1, given1, onward, kept, kept1, *written), BACKWARD)
+        aligned = alignment(given, read, w, b, w1, given1, onward, kept, kept1, *written)
+        cut = _backward_cut(v.dtype, dim, aligned, b is not None or w1 is not None, is_rms_norm)
         strided = (given, read, given1, onward, kept, kept1)
         plan, along = _backward_plan(
             given.dtype, v.dtype, x_dtype, w.dtype, _dtype(b if b is not None else w1), b is not None, weight1 is not None,
@@ -160,17 +208,14 @@ def variants(every: bool = False) -> Iterator[Variant]:
     """Yield the kernels that models use; with `every`, the other options, lengths and accesses."""
     f32, f16, bf16 = NAMES
     for x, w, total in [(bf16, bf16, f32), (bf16, f32, f32), (f32, f32, f32)] + ([(f16, f16, f16)] if every else []):
-        for size in (768, 1024, 2048, 4096, 100, 8192) if every else (1024, 2048):
-            for aligned in (True, False) if every else (True,):
-                for rms, bias, second, scaled, kept in _OPTIONS if every else _OPTIONS[:1]:
-                    other = x if second else None
-                    yield _forward_variant(
-                        x, w, w, bias, total, other, second, scaled, kept, x, total, rms, split(size, x, aligned)
-                    )
-                    yield _backward_variant(
-                        x, total, x, w, w, bias, second, bias and second, total, scaled, kept, rms, False,
-                        split(size, total, aligned, BACKWARD),
-                    )  # fmt: skip
+        for size, aligned, (rms, bias, second, scaled, kept) in sizes_and_options(_OPTIONS, every):
+            other = x if second else None
+            cut = forward_split(size, max(SIZES[x], SIZES[total]), aligned)
+            yield _forward_variant(x, w, w, bias, total, other, second, scaled, kept, x, total, rms, cut)
+            cut = _backward_cut(total, size, aligned, bias or second, rms)
+            yield _backward_variant(
+                x, total, x, w, w, bias, second, bias and second, total, scaled, kept, rms, False, cut
+            )
         yield Variant.of("norm_sum_parts.cu", "norm_sum_parts", W=NAMES[w])
 
 
@@ -198,10 +243,18 @@ def _vectors(
     return weight.contiguous(), bias, weight1, bias1
 
 
+def _widest(*tensors: torch.Tensor | None) -> int:
+    return max(tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def _backward_cut(v: torch.dtype, dim: int, aligned: bool, more: bool, rms: bool) -> Split:
+    return backward_split(dim, SIZES[v], aligned, rms and not more, threads=768)
+
+
 def _defines(cut: Split, **dtypes: Dtype) -> dict[str, object]:
     return {
         **{name: NAMES[dtype or torch.float32] for name, dtype in dtypes.items()},
-        "V": cut.vector, "LANES": cut.lanes, "PACKS": cut.packs, "UNITS": cut.units,
+        **cut.defines(),
     }  # fmt: skip
 
 
@@ -223,6 +276,7 @@ def _backward_variant(
     return Variant.of(
         "layer_norm_backward.cu", "layer_norm_backward", HAS_BIAS=has_bias, HAS_W1=second, HAS_BIAS1=has_bias1,
         HAS_DSUM=dsum is not None, HAS_ROWSCALE=scaled, HAS_KEEP=kept, RMS=rms, RECOMPUTE=recompute,
+        AHEAD=cut.ahead,
         **_defines(cut, DOUT=dout, SUM=v, X=x, W=w, B=b, DSUM=dsum),
     )  # fmt: skip
 
@@ -234,8 +288,9 @@ def _forward_plan(
     eps: float, scale: float, device: int,
 ) -> Plan:  # fmt: skip
     variant = _forward_variant(x, w, b, has_bias, residual, x1, second, scaled, kept, out, total, rms, cut)
-    geometry = (-(-rows // cut.units), 1, 1), (cut.lanes * cut.units, 1, 1)
-    return runtime().load(variant, device).plan(*geometry, 0, *strides, rows, dim, eps, scale)
+    kernel = runtime().load(variant, device)
+    geometry = (-(-rows // cut.units), 1, 1), (cut.threads, 1, 1)
+    return kernel.plan(*geometry, 0, *strides, rows, dim, eps, 1 / dim, scale)
 
 
 @cached
@@ -247,5 +302,5 @@ def _backward_plan(
     variant = _backward_variant(dout, v, x, w, b, has_bias, second, has_bias1, dsum, scaled, kept, rms, recompute, cut)
     kernel = runtime().load(variant, device)
     along = walkers(kernel, rows, 1, cut)
-    geometry = (along, 1, 1), (cut.lanes * cut.units, 1, 1)
-    return kernel.plan(*geometry, 0, *strides, rows, dim, along, scale), along
+    geometry = (along, 1, 1), (cut.threads, 1, 1)
+    return kernel.plan(*geometry, 0, *strides, rows, dim, along, 1 / dim, scale), along

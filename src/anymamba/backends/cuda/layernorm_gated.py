@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from anymamba.backends import Operator
 from anymamba.backends.cuda._rows import (
-    BACKWARD,
+    CHECKS_ALIGNMENT,
     NAMES,
+    SIZES,
     Split,
     alignment,
+    backward_split,
+    bits_that_must_be_zero,
+    forward_split,
+    in_place,
     known,
     refusal_of,
     rows_of,
-    split,
+    sizes_and_options,
     sum_parts,
     walkers,
     writable,
 )
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
+from anymamba.ops._rows import as_rows
 
-__all__ = ["layernorm_gated_backward", "layernorm_gated_forward", "refusal", "variants"]
+__all__ = [
+    "CHECKS_ALIGNMENT", "layernorm_gated_backward", "layernorm_gated_forward", "prepare", "refusal", "variants",
+]  # fmt: skip
 
 
 def refusal(operator: Operator, call: Any) -> str | None:
@@ -51,7 +59,7 @@ def layernorm_gated_forward(
         return out, mean, rstd
     read, weight, bias, gate = rows_of(x), weight.contiguous(), _vector(bias), _gate(z)
     written = writable(out)
-    cut = split(group_size, x.dtype, alignment(read, weight, bias, gate, written))
+    cut = forward_split(group_size, SIZES[x.dtype], alignment(read, weight, bias, gate, written))
     plan = _forward_plan(
         x.dtype, weight.dtype, None if bias is None else bias.dtype, None if gate is None else gate.dtype,
         norm_before_gate, is_rms_norm, cut, read.stride(0), 0 if gate is None else gate.stride(0), written.stride(0),
@@ -62,6 +70,35 @@ def layernorm_gated_forward(
         written.data_ptr(), 0 if mean is None else mean.data_ptr(), rstd.data_ptr(),
     )  # fmt: skip
     return out if written is out else out.copy_(written), mean, rstd
+
+
+def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., torch.Tensor | None] | None:
+    """Return a function that does norms of tensors alike, or None; see `anymamba.ops._prepared`. x has its own shape."""
+    x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm = arguments
+    out = torch.empty_like(x)
+    if x.numel() == 0 or not all(t is None or in_place(t) for t in (x, weight, bias, z, out)):
+        return None
+    read, gate, written = as_rows(x), None if z is None else as_rows(z), as_rows(out)
+    cut = forward_split(group_size, SIZES[x.dtype], alignment(read, weight, bias, gate, written))
+    plan = _forward_plan(
+        x.dtype, weight.dtype, None if bias is None else bias.dtype, None if z is None else z.dtype, norm_before_gate,
+        is_rms_norm, cut, read.stride(0), 0 if gate is None else gate.stride(0), written.stride(0), read.shape[0],
+        read.shape[1] // group_size, group_size, eps, x.get_device(),
+    )  # fmt: skip
+    beyond = bits_that_must_be_zero(x, weight, bias, z)
+
+    def call(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        x_at, weight_at = x.data_ptr(), weight.data_ptr()
+        bias_at, z_at = 0 if bias is None else bias.data_ptr(), 0 if z is None else z.data_ptr()
+        if (x_at | weight_at | bias_at | z_at) & beyond:
+            return None
+        out = torch.empty_like(x)
+        plan(x_at, weight_at, bias_at, z_at, out.data_ptr(), 0, 0)  # nobody wants the statistics
+        return out
+
+    return call
 
 
 def layernorm_gated_backward(
@@ -90,7 +127,8 @@ def layernorm_gated_backward(
     to_x, to_z, to_out = (None if t is None else writable(t) for t in (dx, dz, out))
     if to_z is not None and gate is not None and to_z.dtype != gate.dtype:
         to_z = torch.empty_like(gate)
-    cut = split(group_size, x.dtype, alignment(given, read, w, b, gate, to_x, to_z, to_out), BACKWARD)
+    aligned = alignment(given, read, w, b, gate, to_x, to_z, to_out)
+    cut = _backward_cut(x.dtype, group_size, aligned, b is not None, is_rms_norm)
     strides = tuple(0 if t is None else t.stride(0) for t in (given, read, gate, to_x, to_z, to_out))
     plan, along = _backward_plan(
         given.dtype, x.dtype, w.dtype, None if b is None else b.dtype, None if gate is None else gate.dtype,
@@ -109,13 +147,11 @@ def variants(every: bool = False) -> Iterator[Variant]:
     """Yield the kernels that Mamba-2's modules use; with `every`, the other options, lengths and accesses."""
     f32, f16, bf16 = NAMES
     for x, w in [(bf16, bf16), (bf16, f32), (f32, f32)] + ([(f16, f16)] if every else []):
-        for size in (1024, 2048, 4096, 100, 8192) if every else (2048,):
-            for aligned in (True, False) if every else (True,):
-                for before, rms, has_bias, has_z in _OPTIONS if every else _OPTIONS[:1]:
-                    cut = split(size, x, aligned)
-                    bias, z = w if has_bias else None, x if has_z else None
-                    yield _forward_variant(x, w, bias, z, before, rms, cut)
-                    yield _backward_variant(x, x, w, bias, z, before, rms, False, split(size, x, aligned, BACKWARD))
+        for size, aligned, (before, rms, has_bias, has_z) in sizes_and_options(_OPTIONS, every):
+            bias, z = w if has_bias else None, x if has_z else None
+            yield _forward_variant(x, w, bias, z, before, rms, forward_split(size, SIZES[x], aligned))
+            cut = _backward_cut(x, size, aligned, has_bias, rms)
+            yield _backward_variant(x, x, w, bias, z, before, rms, False, cut)
         yield Variant.of("norm_sum_parts.cu", "norm_sum_parts", W=NAMES[w])
 
 
@@ -133,10 +169,14 @@ def _vector(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else known(bias).contiguous()
 
 
+def _backward_cut(x: torch.dtype, group_size: int, aligned: bool, has_bias: bool, rms: bool) -> Split:
+    return backward_split(group_size, SIZES[x], aligned, rms and not has_bias, threads=512)
+
+
 def _defines(cut: Split, W: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None) -> dict[str, object]:
     return {
         "W": NAMES[W], "BIAS": NAMES[bias or W], "Z": NAMES[z or W], "HAS_BIAS": bias is not None, "HAS_Z": z is not None,
-        "V": cut.vector, "LANES": cut.lanes, "PACKS": cut.packs, "UNITS": cut.units,
+        **cut.defines(),
     }  # fmt: skip
 
 
@@ -155,7 +195,8 @@ def _backward_variant(
 ) -> Variant:  # fmt: skip
     return Variant.of(
         "layernorm_gated_backward.cu", "layernorm_gated_backward", DOUT=NAMES[dout], X=NAMES[x],
-        BEFORE_GATE=before or z is None, RMS=rms, RECOMPUTE=recompute, **_defines(cut, w, bias, z),
+        BEFORE_GATE=before or z is None, RMS=rms, RECOMPUTE=recompute, AHEAD=cut.ahead,
+        **_defines(cut, w, bias, z),
     )  # fmt: skip
 
 
@@ -165,9 +206,9 @@ def _forward_plan(
     x_stride: int, z_stride: int, out_stride: int, rows: int, groups: int, size: int, eps: float, device: int,
 ) -> Plan:  # fmt: skip
     kernel = runtime().load(_forward_variant(x, w, bias, z, before, rms, cut), device)
-    blocks = -(-rows * groups // cut.units)
+    blocks = (-(-rows // cut.units), min(groups, 65535), -(-groups // 65535))
     return kernel.plan(
-        (blocks, 1, 1), (cut.lanes * cut.units, 1, 1), 0, x_stride, z_stride, out_stride, rows, groups, size, eps
+        blocks, (cut.threads, 1, 1), 0, x_stride, z_stride, out_stride, rows, groups, size, eps, 1 / size
     )
 
 
@@ -178,5 +219,5 @@ def _backward_plan(
 ) -> tuple[Plan, int]:  # fmt: skip
     kernel = runtime().load(_backward_variant(dout, x, w, bias, z, before, rms, recompute, cut), device)
     along = walkers(kernel, rows, groups, cut)
-    geometry = (along * groups, 1, 1), (cut.lanes * cut.units, 1, 1)
-    return kernel.plan(*geometry, 0, *strides, rows, groups, size, along), along
+    geometry = (along * groups, 1, 1), (cut.threads, 1, 1)
+    return kernel.plan(*geometry, 0, *strides, rows, groups, size, along, 1 / size), along

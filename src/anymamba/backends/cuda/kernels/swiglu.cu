@@ -6,6 +6,7 @@
 // Bytes     Forward 3, backward 5 (6 with out) elements a column: the floor is a copy of as many bytes.
 #define LANES 256
 #define UNITS 1
+#define PACKS 1
 #include "norm.cuh"
 
 struct SwigluParameters {
