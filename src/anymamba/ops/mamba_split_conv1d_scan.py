@@ -348,7 +348,9 @@ def _composed(inputs: _Inputs, sizes: _Sizes, options: _Options) -> tuple[torch.
         return_final_states=options.return_final_states,
     )
     y, final_states = y if options.return_final_states else (y, None)
+    del x, B, C, conv
     out: torch.Tensor = y.flatten(2)
+    del y
     if inputs.rmsnorm_weight is not None:
         out = layernorm_gated.rmsnorm_fn(
             out, inputs.rmsnorm_weight, None, z, options.eps, sizes.dim // sizes.groups, options.norm_before_gate
