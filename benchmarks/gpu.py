@@ -32,6 +32,7 @@ THEIRS = {
     "norms": "mamba_ssm.ops.triton.layer_norm",
     "ssd": "mamba_ssm.ops.triton.ssd_combined",
     "mamba2_block": "mamba_ssm.ops.triton.ssd_combined",
+    "mamba2_step": "mamba_ssm.ops.triton.selective_state_update",
     "selective_state_update": "mamba_ssm.ops.triton.selective_state_update",
 }
 

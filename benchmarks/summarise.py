@@ -22,8 +22,8 @@ WORDS: dict[str, dict[str, str]] = {
         "gpu": "### Speed on a GPU",
         "gpu about": "{gpu}, PyTorch {torch}, {date}; bf16; milliseconds, median of interleaved rounds in one process, beside "
         "upstream's own compiled extension or Triton kernels; kernels alone (a replayed CUDA graph) where that was timed, else an "
-        "eager call. The JSON files in benchmarks/results hold every row, fp16 and fp32 and eager too. Below 1: faster, or less memory. Above 1 in Mamba-2's block: its norms and gates have no CUDA kernels of "
-        "their own yet and run as PyTorch's operations (so does the backward of its scan, which was not measured). `python benchmarks/gpu.py --upstream DIR`",
+        "eager call. The JSON files in benchmarks/results hold every row, fp16 and fp32 and eager too. Below 1: faster, or less memory. Norms and gates at 1: both run as fast as "
+        "a copy of as many bytes. Above 1 in Mamba-2's block: measured before its norms and gates had CUDA kernels. `python benchmarks/gpu.py --upstream DIR`",
         "gpu head": "| operator | size | pass | anymamba | upstream | time ratio | memory ratio |",
         "cpu": "### Speed on a CPU",
         "cpu about": "{processor}, PyTorch {torch}, {threads} threads, {date}; float32; milliseconds, median of interleaved rounds in one process. "
@@ -43,7 +43,7 @@ WORDS: dict[str, dict[str, str]] = {
     "README.zh-CN.md": {
         "gpu": "### GPU 上的速度",
         "gpu about": "{gpu}，PyTorch {torch}，{date}；bf16；单位毫秒，同一进程内交替测量取中位数，与上游自己的编译扩展或 Triton 内核并列；有 CUDA graph 重放计时的取纯内核时间，否则为 eager 调用。benchmarks/results 中的 JSON 含全部行（fp16、fp32、eager）。"
-        "比值小于 1 表示更快或更省显存。Mamba-2 模块大于 1 之处：其归一化与门控尚无自己的 CUDA 内核，以 PyTorch 运算执行（其扫描的反向亦然，未测）。`python benchmarks/gpu.py --upstream DIR`",
+        "比值小于 1 表示更快或更省显存。归一化与门控接近 1 之处：双方都已达到复制同样字节数的速度。Mamba-2 模块大于 1 之处：测量早于其归一化与门控的 CUDA 内核。`python benchmarks/gpu.py --upstream DIR`",
         "gpu head": "| 算子 | 规模 | 阶段 | anymamba | 上游 | 时间比 | 显存比 |",
         "cpu": "### CPU 上的速度",
         "cpu about": "{processor}，PyTorch {torch}，{threads} 线程，{date}；float32；单位毫秒，同一进程内交替测量取中位数。上游：其软件包在没有 GPU 时运行的循环"

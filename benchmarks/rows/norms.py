@@ -30,6 +30,11 @@ def rows(upstream: Any, *, quick: bool = False) -> Iterator[Row]:
                 "rmsnorm_fn, gated", layernorm_gated, upstream, "layernorm_gated", _gated, dtype, count, dim
             )
             yield from _rows("swiglu", swiglu_module(), upstream, "k_activations", _swiglu, dtype, count, dim)
+        for batch in (1, 256):
+            yield _step(
+                "rms_norm_fn, residual in fp32", layer_norm, upstream, "layer_norm", _residual_step, dtype, batch
+            )
+            yield _step("rmsnorm_fn, gated", layernorm_gated, upstream, "layernorm_gated", _gated_step, dtype, batch)
 
 
 def swiglu_module() -> Any:
@@ -50,6 +55,40 @@ def _rows(
             candidates = [Candidate(name, _bound(call, module)) for name, module in modules.items()]
             row = Row(operator, f"{count} x {dim}", str(dtype)[6:], direction, moved * count * dim)
             yield measure(row, candidates, sets)
+
+
+def _step(operator: str, ours: Any, upstream: Any, theirs: str, make: Any, dtype: torch.dtype, batch: int) -> Row:
+    """Measure the public function without gradients, as a decoding step calls it."""
+    modules = {"anymamba": ours}
+    if upstream:
+        modules["upstream"] = importlib.import_module(f"{upstream.__package__}.{theirs}")
+    dim, sets = 2048, 4
+    row = Row(operator, f"{batch} x {dim}", str(dtype)[6:], "step")
+    return measure(
+        row, [Candidate(name, make(module, dtype, batch, dim, sets)) for name, module in modules.items()], sets
+    )
+
+
+def _residual_step(module: Any, dtype: torch.dtype, batch: int, dim: int, sets: int) -> Callable[[int], Any]:
+    x, total = _draw(sets, batch, dim, dtype=dtype), _draw(sets, batch, dim, dtype=torch.float32)
+    weight = torch.ones(dim, device="cuda")
+
+    def call(i: int) -> Any:
+        with torch.no_grad():
+            return module.rms_norm_fn(x[i], weight, None, total[i], eps=EPS, prenorm=True, residual_in_fp32=True)
+
+    return call
+
+
+def _gated_step(module: Any, dtype: torch.dtype, batch: int, dim: int, sets: int) -> Callable[[int], Any]:
+    x, z = _draw(sets, batch, dim, dtype=dtype), _draw(sets, batch, dim, dtype=dtype)
+    weight = torch.ones(dim, device="cuda")
+
+    def call(i: int) -> Any:
+        with torch.no_grad():
+            return module.rmsnorm_fn(x[i], weight, None, z[i], EPS, None, False)
+
+    return call
 
 
 def _bound(call: Callable[[Any, int], Any], module: Any) -> Callable[[int], Any]:
