@@ -16,7 +16,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --page: #14161a; --text: #e7e9ec; --soft: #a2a9b3; --line: #343942;
   --best: #16321f; --c0: #6ea8ff; --c1: #ff9a62; --c2: #5fd38a; --c3: #c99bff; --c4: #e5c04d; --c5: #5cc8de; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 16px; max-width: 1000px; background: var(--page); color: var(--text);
+body { margin: 0 auto; padding: 16px; max-width: 1160px; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p, li { max-width: 70ch; } .soft { color: var(--soft); }
