@@ -44,7 +44,9 @@ class Silent:
 
 
 def task(name: str, size: Size = SIZE, dtype: torch.dtype = F32) -> Task:
-    calls = calls_of_size(size, dtype, CPU, "cuda", [SUBJECTS[name.partition(" ")[0]]])
+    norms = {"layer_norm": "rms_norm with residual", "layernorm_gated": "gated rms_norm"}
+    operator = name.partition(" ")[0]
+    calls = calls_of_size(size, dtype, CPU, "cuda", [SUBJECTS[norms.get(operator, operator)]])
     (found,) = (one for one in tasks(calls) if one.place.kernel == f"cuda {name}")
     return found
 
@@ -64,7 +66,8 @@ def test_every_operator_of_the_card_is_found_forward_backward_and_decoding() -> 
     assert names >= {
         f"cuda {name}" for name in (
             "selective_scan forward", "selective_scan backward", "causal_conv1d forward", "causal_conv1d backward",
-            "ssd forward", "selective_state_update", "causal_conv1d_update",
+            "ssd forward", "selective_state_update", "causal_conv1d_update", "layer_norm forward", "layer_norm backward",
+            "layernorm_gated forward", "layernorm_gated backward", "swiglu forward", "swiglu backward",
         )
     }  # fmt: skip
     for one in found:
@@ -108,6 +111,10 @@ def test_the_scans_shape_obeys_what_is_kept_and_stays_right() -> None:
     [
         ("selective_scan backward", {"lanes": 4, "threads": 64, "min_blocks": 6, "block": 4, "segments": 2}),
         ("selective_scan backward", {"lanes": 16, "threads": 32, "min_blocks": 12, "block": 16, "segments": 1}),
+        ("layer_norm forward", {"columns": 16}),
+        ("layer_norm backward", {"columns": 4, "threads": 512, "ahead": 1}),
+        ("layernorm_gated backward", {"columns": 16, "threads": 0, "ahead": 0}),
+        ("swiglu backward", {"threads": 64}),
         ("causal_conv1d backward", {"blocks": 32}),
         ("causal_conv1d_update", {"threads": 32, "sequences": 8}),
         ("selective_state_update", {"threads": 64, "blocks": 8, "share": 2}),

@@ -7,13 +7,16 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from anymamba.backends import tuned
 from anymamba.backends.cuda import device_refusal
+from anymamba.backends.cuda._tuning import Tunable
 from anymamba.backends.cuda.runtime import Kernel, Plan, Variant, cached, runtime
 from anymamba.ops._rows import as_rows
 
 __all__ = [
-    "CHECKS_ALIGNMENT", "LONGEST", "NAMES", "SIZES", "Split", "alignment", "backward_split", "bits_that_must_be_zero",
-    "forward_split", "in_place", "known", "refusal_of", "rows_of", "sizes_and_options", "sum_parts", "walkers", "writable",
+    "BACKWARD_MEANING", "CHECKS_ALIGNMENT", "FORWARD_MEANING", "LONGEST", "NAMES", "SIZES", "Split", "alignment",
+    "backward_split", "bits_that_must_be_zero", "forward_split", "in_place", "known", "refusal_of", "rows_of",
+    "sizes_and_options", "sum_parts", "tuned_split", "walkers", "writable",
 ]  # fmt: skip
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -171,6 +174,31 @@ def _cut(size: int, vector: int, each: int, threads: int = 0, ahead: bool = Fals
     packs = -(-size // (lanes * vector))
     units = 4 if lanes == 32 else 1
     return Split(vector, lanes, packs, units, max(1, threads // (lanes * units)), packs * lanes * vector == size, ahead)
+
+
+FORWARD_MEANING = {"columns": "columns of a thread: few give more threads a row, many fewer sums between threads"}
+BACKWARD_MEANING = {
+    **FORWARD_MEANING,
+    "threads": "threads of a multiprocessor that registers must leave room for; 0: as many as there happen to be",
+    "ahead": "1: the next row is read while one is worked on, which costs registers",
+}
+
+
+def tuned_split(kernel: Tunable, usual: Split, rows: int, size: int, device: int) -> Split:
+    """Return the split of `kernel` for so many rows: tuned, or `usual`. For callers that remember what they settle with it."""
+    backward = "threads" in tuned.declared()[kernel.kernel]
+    choices = [
+        {"columns": each, "threads": threads, "ahead": ahead} if backward else {"columns": each}
+        for each in (4, 8, 16, 32)
+        if each % usual.vector == 0 and _cut(size, usual.vector, each).threads <= 512
+        for threads in ((0, 512, 768, 1024) if backward else (0,))
+        for ahead in ((0, 1) if backward else (0,))
+    ]
+    kind = f"rows {tuned.power(rows)}, columns {tuned.power(size)}, {usual.vector} at a time"
+    found = kernel.chosen(kind, device, choices)
+    if found is None:
+        return usual
+    return _cut(size, usual.vector, found["columns"], found.get("threads", 0), bool(found.get("ahead", 0)))
 
 
 def walkers(kernel: Kernel, rows: int, groups: int, cut: Split) -> int:

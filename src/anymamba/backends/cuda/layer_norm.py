@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from anymamba.backends import Operator
+from anymamba.backends.cuda import _tuning
 from anymamba.backends.cuda._rows import (
+    BACKWARD_MEANING,
     CHECKS_ALIGNMENT,
+    FORWARD_MEANING,
     NAMES,
     SIZES,
     Split,
@@ -23,6 +26,7 @@ from anymamba.backends.cuda._rows import (
     rows_of,
     sizes_and_options,
     sum_parts,
+    tuned_split,
     walkers,
     writable,
 )
@@ -34,6 +38,10 @@ __all__ = ["CHECKS_ALIGNMENT", "layer_norm_backward", "layer_norm_forward", "pre
 
 # Of an absent tensor: what its macro says does not matter.
 Dtype = torch.dtype | None
+
+
+TUNED = _tuning.tunable("layer_norm forward", "layer_norm_forward.cu", **FORWARD_MEANING)
+TUNED_BACKWARD = _tuning.tunable("layer_norm backward", "layer_norm_backward.cu", **BACKWARD_MEANING)
 
 
 def refusal(operator: Operator, call: Any) -> str | None:
@@ -179,12 +187,12 @@ def layer_norm_backward(
         aligned = alignment(given, read, w, b, w1, given1, onward, kept, kept1, *written)
         cut = _backward_cut(v.dtype, dim, aligned, b is not None or w1 is not None, is_rms_norm)
         strided = (given, read, given1, onward, kept, kept1)
-        plan, along = _backward_plan(
+        plan, count = _backward_plan(
             given.dtype, v.dtype, x_dtype, w.dtype, _dtype(b if b is not None else w1), b is not None, weight1 is not None,
             bias1 is not None, _dtype(onward), rowscale is not None, keep is not None, is_rms_norm, recompute_out, cut,
             tuple(0 if t is None else t.stride(0) for t in strided), rows, dim, 1 / (1 - dropout_p), v.get_device(),
         )  # fmt: skip
-        parts = torch.empty(len(vectors), along * cut.units, dim, dtype=torch.float32, device=v.device)
+        parts = torch.empty(len(vectors), count, dim, dtype=torch.float32, device=v.device)
         pointers = (given, read, w, b, w1, given1, onward, scales, kept, kept1, mean, rstd, *written, parts)
         plan(*(0 if t is None else t.data_ptr() for t in pointers))
         sums = iter([sum_parts(part, vector) for part, vector in zip(parts, vectors)])
@@ -287,6 +295,7 @@ def _forward_plan(
     kept: bool, out: torch.dtype, total: Dtype, rms: bool, cut: Split, strides: tuple[int, ...], rows: int, dim: int,
     eps: float, scale: float, device: int,
 ) -> Plan:  # fmt: skip
+    cut = tuned_split(TUNED, cut, rows, dim, device)
     variant = _forward_variant(x, w, b, has_bias, residual, x1, second, scaled, kept, out, total, rms, cut)
     kernel = runtime().load(variant, device)
     geometry = (-(-rows // cut.units), 1, 1), (cut.threads, 1, 1)
@@ -299,8 +308,10 @@ def _backward_plan(
     has_bias1: bool, dsum: Dtype, scaled: bool, kept: bool, rms: bool, recompute: bool, cut: Split,
     strides: tuple[int, ...], rows: int, dim: int, scale: float, device: int,
 ) -> tuple[Plan, int]:  # fmt: skip
+    """Return the launch, and how many sums of the parameters' gradients it leaves."""
+    cut = tuned_split(TUNED_BACKWARD, cut, rows, dim, device)
     variant = _backward_variant(dout, v, x, w, b, has_bias, second, has_bias1, dsum, scaled, kept, rms, recompute, cut)
     kernel = runtime().load(variant, device)
     along = walkers(kernel, rows, 1, cut)
     geometry = (along, 1, 1), (cut.threads, 1, 1)
-    return kernel.plan(*geometry, 0, *strides, rows, dim, along, 1 / dim, scale), along
+    return kernel.plan(*geometry, 0, *strides, rows, dim, along, 1 / dim, scale), along * cut.units

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from anymamba.backends import Operator
+from anymamba.backends.cuda import _tuning
 from anymamba.backends.cuda._rows import (
+    BACKWARD_MEANING,
     CHECKS_ALIGNMENT,
+    FORWARD_MEANING,
     NAMES,
     SIZES,
     Split,
@@ -23,6 +26,7 @@ from anymamba.backends.cuda._rows import (
     rows_of,
     sizes_and_options,
     sum_parts,
+    tuned_split,
     walkers,
     writable,
 )
@@ -32,6 +36,10 @@ from anymamba.ops._rows import as_rows
 __all__ = [
     "CHECKS_ALIGNMENT", "layernorm_gated_backward", "layernorm_gated_forward", "prepare", "refusal", "variants",
 ]  # fmt: skip
+
+
+TUNED = _tuning.tunable("layernorm_gated forward", "layernorm_gated_forward.cu", **FORWARD_MEANING)
+TUNED_BACKWARD = _tuning.tunable("layernorm_gated backward", "layernorm_gated_backward.cu", **BACKWARD_MEANING)
 
 
 def refusal(operator: Operator, call: Any) -> str | None:
@@ -130,11 +138,11 @@ def layernorm_gated_backward(
     aligned = alignment(given, read, w, b, gate, to_x, to_z, to_out)
     cut = _backward_cut(x.dtype, group_size, aligned, b is not None, is_rms_norm)
     strides = tuple(0 if t is None else t.stride(0) for t in (given, read, gate, to_x, to_z, to_out))
-    plan, along = _backward_plan(
+    plan, count = _backward_plan(
         given.dtype, x.dtype, w.dtype, None if b is None else b.dtype, None if gate is None else gate.dtype,
         norm_before_gate, is_rms_norm, recompute_out, cut, strides, rows, groups, group_size, x.get_device(),
     )  # fmt: skip
-    parts = torch.empty(1 if b is None else 2, along * cut.units, dim, dtype=torch.float32, device=x.device)
+    parts = torch.empty(1 if b is None else 2, count, dim, dtype=torch.float32, device=x.device)
     plan(*(0 if t is None else t.data_ptr() for t in (given, read, w, b, gate, mean, rstd, to_x, to_z, to_out, parts)))
     for wanted, written in ((dx, to_x), (dz, to_z), (out, to_out)):
         if wanted is not None and written is not None and wanted is not written:
@@ -205,6 +213,7 @@ def _forward_plan(
     x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool, rms: bool, cut: Split,
     x_stride: int, z_stride: int, out_stride: int, rows: int, groups: int, size: int, eps: float, device: int,
 ) -> Plan:  # fmt: skip
+    cut = tuned_split(TUNED, cut, rows, size, device)
     kernel = runtime().load(_forward_variant(x, w, bias, z, before, rms, cut), device)
     blocks = (-(-rows // cut.units), min(groups, 65535), -(-groups // 65535))
     return kernel.plan(
@@ -217,7 +226,9 @@ def _backward_plan(
     dout: torch.dtype, x: torch.dtype, w: torch.dtype, bias: torch.dtype | None, z: torch.dtype | None, before: bool,
     rms: bool, recompute: bool, cut: Split, strides: tuple[int, ...], rows: int, groups: int, size: int, device: int,
 ) -> tuple[Plan, int]:  # fmt: skip
+    """Return the launch, and how many sums of the parameters' gradients it leaves."""
+    cut = tuned_split(TUNED_BACKWARD, cut, rows, size, device)
     kernel = runtime().load(_backward_variant(dout, x, w, bias, z, before, rms, recompute, cut), device)
     along = walkers(kernel, rows, groups, cut)
     geometry = (along * groups, 1, 1), (cut.threads, 1, 1)
-    return kernel.plan(*geometry, 0, *strides, rows, groups, size, along, 1 / size), along
+    return kernel.plan(*geometry, 0, *strides, rows, groups, size, along, 1 / size), along * cut.units

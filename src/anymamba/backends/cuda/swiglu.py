@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
-from anymamba.backends import Operator
+from anymamba.backends import Operator, tuned
+from anymamba.backends.cuda import _tuning
 from anymamba.backends.cuda._rows import NAMES, SIZES, alignment, refusal_of, rows_of
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 
 __all__ = ["refusal", "swiglu_backward", "swiglu_forward", "variants"]
+
+THREADS = tuple({"threads": count} for count in (64, 128, 256))
+TUNED, TUNED_BACKWARD = (
+    _tuning.tunable(f"swiglu {way}", "swiglu.cu", threads="threads of a block; one has 16 bytes of a row")
+    for way in ("forward", "backward")
+)
 
 
 def refusal(operator: Operator, call: Any) -> str | None:
@@ -72,6 +79,9 @@ def _plan(
     x: torch.dtype, dout: torch.dtype | None, vector: int, strides: tuple[int, ...], rows: int, dim: int, device: int
 ) -> Plan:
     across = dim // vector
-    blocks = -(-rows * across // 256)
-    kernel = runtime().load(_variant(x, dout, vector, blocks * 256 >= 2**31), device)
-    return kernel.plan((blocks, 1, 1), (256, 1, 1), 0, *strides, rows, dim, across)
+    kind = f"rows {tuned.power(rows)}, columns {tuned.power(dim)}, {vector} at a time"
+    found = (TUNED if dout is None else TUNED_BACKWARD).chosen(kind, device, THREADS)
+    threads = 256 if found is None else found["threads"]
+    blocks = -(-rows * across // threads)
+    kernel = runtime().load(_variant(x, dout, vector, blocks * threads >= 2**31), device)
+    return kernel.plan((blocks, 1, 1), (threads, 1, 1), 0, *strides, rows, dim, across)

@@ -20,7 +20,7 @@ struct SwigluParameters {
 };
 
 extern "C" __global__ void __launch_bounds__(256) swiglu(const SwigluParameters p) {
-    const INDEX at = (INDEX)blockIdx.x * 256 + threadIdx.x;
+    const INDEX at = (INDEX)blockIdx.x * blockDim.x + threadIdx.x;
     const INDEX row = at / (INDEX)p.across;
     if (row >= p.rows) return;
     const int column = (int)(at - row * (INDEX)p.across) * V;
