@@ -79,6 +79,10 @@ def test_workflows_are_what_github_takes(tmp_path: Path) -> None:
     accepted([tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows"], ending("mamba.yml"), tmp_path)
 
 
+def test_actionlint_finds_nothing_in_workflows(tmp_path: Path) -> None:
+    accepted([tool("actionlint"), "-no-color"], ending("mamba.yml"), tmp_path)
+
+
 def test_compose_files_are_what_docker_takes(tmp_path: Path) -> None:
     accepted([tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec"], ending("compose.yaml"), tmp_path)
 
