@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator
 
 import hypothesis
@@ -10,6 +11,9 @@ import pytest
 
 # A test decides its backend itself; what the shell says must not leak in.
 os.environ.pop("ANYMAMBA_BACKEND", None)
+
+NOT_BEGUN = "not begun: the time that --minutes allows is up"
+_BEGAN = pytest.StashKey[float]()
 
 hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("brief", max_examples=6, deadline=None, derandomize=True)  # the Windows laboratory
@@ -20,6 +24,18 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
     parser.addoption("--gpu", action="store_true", help="run the tests marked gpu too")
+    parser.addoption("--minutes", type=float, metavar="N", help="begin no test after N minutes; the rest is skipped")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_BEGAN] = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--minutes")
+    if minutes is not None and time.monotonic() - item.config.stash[_BEGAN] > 60 * minutes:
+        pytest.skip(NOT_BEGUN)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

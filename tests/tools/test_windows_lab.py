@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tools.windows_lab import commands, forwarder, junit, product, runner, suite, wine
+from tools.windows_lab import choice, commands, forwarder, junit, product, runner, suite, wine
 from tools.windows_lab.interpreters import CRT, INTERPRETERS, NVRTCS, interpreter
 from tools.windows_lab.layout import REPOSITORY, Layout, default_root
 from tools.windows_lab.prepare import Steps
@@ -237,7 +237,49 @@ def test_counts_and_reasons_are_recorded_for_the_documents() -> None:
     skipped = junit.Counts(passed=3, failed=1, errors=1, skipped=2, skips={"wine 8 lacks it": 2})
     document = json.loads(junit.document({"Linux": None, "Windows 3.10": skipped}))
     run = {"python": "Windows 3.10", "passed": 3, "failed": 2, "skipped": 2, "skips": {"wine 8 lacks it": 2}}
-    assert document["runs"] == [run]
+    assert document["runs"] == [{**run, "seconds": 0, "files": {}}]
+
+
+def test_each_files_tests_and_seconds_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "r.xml"
+    path.write_text(XML.replace("tests.a", "tests.ops.test_a.TestClass"), encoding="utf-8")
+    counts = junit.read(path)
+    assert counts.files == {"tests/ops/test_a.py": (3, 2.0)}  # the skipped one cost nothing and says nothing
+    text = junit.document({"Linux": counts}, {"commit": "abc"})
+    assert json.loads(text)["commit"] == "abc"
+    assert '"tests/ops/test_a.py": [3, 2.0]' in text
+
+
+# --- runs of limited time
+
+
+def test_what_is_named_comes_first_then_the_unknown_then_the_cheapest(tmp_path: Path) -> None:
+    for name in ("windows/test_w", "ops/test_dear", "ops/test_cheap", "ops/test_new"):
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / f"{name}.py").write_text("", encoding="utf-8")
+    runs = [
+        {"python": "Windows 3.10", "files": {"tests/ops/test_dear.py": [2, 1.0], "tests/ops/test_cheap.py": [10, 9.0]}},
+        {"python": "Windows 3.12", "files": {"tests/ops/test_dear.py": [2, 8.0], "tests/ops/test_cheap.py": [10, 8.0]}},
+        {"python": "Linux", "files": {"tests/ops/test_cheap.py": [1, 100.0]}},
+    ]
+    record = tmp_path / "windows.json"
+    record.write_text(json.dumps({"runs": runs}), encoding="utf-8")
+    files = choice.ordered(["tests/windows"], tmp_path, record)
+    assert files == ["tests/windows", "tests/ops/test_new.py", "tests/ops/test_cheap.py", "tests/ops/test_dear.py"]
+
+
+def test_no_test_begins_after_the_time_is_up(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text(
+        "import time\ndef test_first(): time.sleep(0.3)\ndef test_second(): pass\n", encoding="utf-8"
+    )
+    path = tmp_path / "r.xml"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull,
+         "--confcutdir", str(tmp_path), "-p", "conftest", "--minutes=0.004", f"--junitxml={path}", str(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests")}, check=False, capture_output=True,
+    )  # fmt: skip
+    counts = junit.read(path)
+    assert (counts.passed, counts.skips) == (1, {"not begun: the time that --minutes allows is up": 1})
 
 
 def test_an_interpreter_that_dies_is_a_failure_with_its_last_words(tmp_path: Path) -> None:

@@ -6,18 +6,17 @@ the nvidia wheels brought is taken.
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
+import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from anymamba.backends import cuda
+from anymamba.backends.cuda.runtime import sources
 from anymamba.backends.cuda.runtime.architectures import OLDEST
 from anymamba.backends.cuda.runtime.cache import DiskCache
 from anymamba.backends.cuda.runtime.kernel import Runtime, Variant
@@ -35,12 +34,15 @@ def _libraries() -> list[Path]:
     return nvrtc_candidates()[:1] if os.name == "nt" else []
 
 
-def _variants() -> Iterator[Variant]:
-    for module in pkgutil.iter_modules(cuda.__path__):
-        if not module.ispkg:
-            family = importlib.import_module(f"{cuda.__name__}.{module.name}")
-            if hasattr(family, "variants"):
-                yield from family.variants()
+def _usual() -> list[Variant]:
+    """What models use, and one variant of each kernel that they seldom do; all from the families' own lists."""
+    usual = list(dict.fromkeys(cuda.variants()))
+    seen = {variant.kernel for variant in usual}
+    for variant in cuda.variants(every=True):
+        if variant.kernel not in seen:
+            seen.add(variant.kernel)
+            usual.append(variant)
+    return usual
 
 
 LIBRARIES = _libraries()
@@ -63,17 +65,28 @@ def _assert_is_cubin(image: bytes, variant: Variant) -> None:
 def test_every_kernel_compiles_and_every_architecture_does(runtime: Runtime) -> None:
     """Each kernel for one architecture, the architectures in turn; all pairs are the slow test below."""
     known = [number for number in runtime.compiler.architectures if number >= OLDEST]
-    variants = list(_variants())
+    variants = _usual()
     assert len(variants) >= len(known)
     for number, variant in enumerate(variants):
         _assert_is_cubin(runtime.compile(variant, known[number % len(known)]).image, variant)
+
+
+def test_the_kernels_compiled_here_are_all_that_there_are() -> None:
+    """No `__global__` function of our sources is left out of what the families name."""
+    written = {
+        name
+        for path in sources.FOLDER.glob("*.cu")
+        for name in re.findall(r"__global__[^{;]*?\b(\w+)\(const \w+ p\)", path.read_text(encoding="utf-8"))
+    }
+    assert written
+    assert {variant.kernel for variant in _usual()} == written
 
 
 @pytest.mark.slow
 def test_every_architecture_compiles_every_kernel(runtime: Runtime) -> None:
     for capability in runtime.compiler.architectures:
         if capability >= OLDEST:
-            for variant in _variants():
+            for variant in _usual():
                 _assert_is_cubin(runtime.compile(variant, capability).image, variant)
 
 

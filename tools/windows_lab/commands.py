@@ -1,4 +1,4 @@
-"""The commands: setup, test, shell, dev, compile, clean, lock."""
+"""The commands: setup, test, shell, dev, capture, compile, clean, lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.windows_lab import checkout, junit, lock, prepare, product, runner, suite, wine
+from tools.windows_lab import checkout, choice, junit, lock, prepare, product, runner, suite, wine
 from tools.windows_lab.compile import command as compiling
 from tools.windows_lab.compile import trees
 from tools.windows_lab.compile.record import RESULTS, Record
@@ -19,8 +19,10 @@ from tools.windows_lab.layout import FOLDER_VARIABLE, REPOSITORY, Layout, defaul
 from tools.windows_lab.say import say
 from tools.windows_lab.turns import Turn
 
+LEAST_MINUTES = 3.0  # of tests, however long making the laboratory ready took
 DONE, FAILED, USAGE, NO_WINE = 0, 1, 2, 3
 VERSIONS = tuple(i.version for i in INTERPRETERS)
+CAPTURE = REPOSITORY / "benchmarks" / "results" / "windows-install.txt"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,6 +42,12 @@ def _parser() -> argparse.ArgumentParser:
 
     dev = commands.add_parser("dev", help="dev.py in a Windows Python, on a copy of this checkout: dev demo")
     dev.add_argument("words", nargs="+", metavar="WORD", help="demo, or -- test --no-lint ...")
+    dev.add_argument("--timeout", type=float, default=7200.0, metavar="SECONDS", help="for all of it (default 7200)")
+    capture = commands.add_parser("capture", help="write down what `anymamba install` shows there, for docs/windows.md")
+    capture.add_argument(
+        "--to", type=Path, default=CAPTURE, metavar="FILE", help="default benchmarks/results/windows-install.txt"
+    )
+    capture.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="a step (default 1800)")
 
     real = commands.add_parser(
         "compile", help="upstream's sources with real cl.exe and nvcc.exe, by the product's commands"
@@ -58,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     real.add_argument("--quick", action="store_true", help="device code without optimisation (-G), and noted as such")
     real.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where it is recorded")
 
-    for command in (setup, test, shell, dev):
+    for command in (setup, test, shell, dev, capture):
         command.add_argument("--python", action="append", choices=VERSIONS, help="only this Windows Python")
     test.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as pytest's -k")
     test.add_argument(
@@ -68,8 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument(
         "--record", type=Path, metavar="FILE", help="note counts and skips in this JSON file, for the documents"
     )
+    test.add_argument(
+        "--by-dev", action="store_true", help="as `dev.py test --bare` does, in an environment it makes, on a copy"
+    )
     test.add_argument("--require", action="store_true", help="without wine, exit 3 instead of 0")
     test.add_argument("--timeout", type=float, default=1800.0, metavar="SECONDS", help="for all of it (default 1800)")
+    test.add_argument(
+        "--minutes", type=float, metavar="N",
+        help="begin no test later than that after the start; the tests named come first, then the cheapest of the rest",
+    )  # fmt: skip
     test.add_argument("--one-by-one", action="store_true", help="one Windows Python after the other")
     test.add_argument("-v", "--verbose", action="store_true", help="pytest's whole output here")
     test.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="more for pytest, after --")
@@ -81,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Run a command of the laboratory; its exit code."""
     chosen = _parser().parse_args(list(arguments))
+    chosen.started = time.monotonic()
     layout = Layout(default_root())
     try:
         if chosen.command == "lock":
@@ -101,13 +117,21 @@ def main(arguments: Sequence[str]) -> int:
             with prepare.ready(layout, versions[-1:]) as found:
                 return _shell(found, versions[-1], chosen.words)
         if chosen.command == "dev":
-            with prepare.ready(layout, versions[-1:]) as found:
-                outcome = checkout.dev(found, versions[-1], list(chosen.words), timeout=1800)
+            with prepare.ready(layout, versions[-1:], install_product=False) as found:
+                outcome = checkout.dev(found, versions[-1], list(chosen.words), timeout=chosen.timeout)
+                if outcome.timed_out:
+                    say(f"stopped after {outcome.seconds:.0f} s; --timeout allows more")
                 return DONE if outcome.ok else FAILED
+        if chosen.command == "capture":
+            with prepare.ready(layout, versions[:1], install_product=False) as found:
+                text = checkout.capture_install(found, versions[0], timeout=chosen.timeout)
+            chosen.to.write_text(text, encoding="utf-8", newline="\n")
+            say(f"written: {chosen.to}; `python benchmarks/summarise.py` puts it into docs/windows.md")
+            return DONE
         if chosen.command == "setup":
             with prepare.ready(layout, versions):
                 return DONE
-        with prepare.ready(layout, versions) as found:
+        with prepare.ready(layout, versions, install_product=not chosen.by_dev) as found:
             return _test(found, versions, chosen)
     except wine.WineMissingError as error:
         say(f"not run: {error}")
@@ -123,11 +147,16 @@ def main(arguments: Sequence[str]) -> int:
 def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespace) -> int:
     layout = found.layout
     start = time.monotonic()
-    words = [*(["-k", chosen.k] if chosen.k else []), *chosen.pytest]
+    words = ["-k", chosen.k] if chosen.k else []
+    if chosen.minutes is None:
+        words += chosen.pytest
+    else:
+        left = chosen.minutes - (start - chosen.started) / 60  # making the laboratory ready counts
+        words += [f"--minutes={max(left, LEAST_MINUTES):.2f}", *choice.ordered(chosen.pytest)]
 
     def one(version: str) -> suite.Result:
         left = max(30.0, chosen.timeout - (time.monotonic() - start))
-        return suite.run(found, version, words, timeout=left, verbose=chosen.verbose)
+        return suite.run(found, version, words, timeout=left, verbose=chosen.verbose, by_dev=chosen.by_dev)
 
     results: dict[str, suite.Result | None] = {"Linux": None}
     if chosen.run_linux:
@@ -140,12 +169,22 @@ def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespac
     if chosen.linux_junit is not None:
         columns["Linux"] = junit.read(chosen.linux_junit)
     if chosen.record is not None:
-        chosen.record.write_text(junit.document(columns), encoding="utf-8", newline="\n")
+        how = "python dev.py test --bare" if chosen.by_dev else "python -m pytest"
+        about = {"commit": _commit(), "command": f"{how}, hypothesis profile brief on Windows"}
+        chosen.record.write_text(junit.document(columns, about), encoding="utf-8", newline="\n")
     for text in (junit.table(columns), *suite.complaints(results)):
         sys.stdout.write(text + "\n")
     bad = [name for name, result in results.items() if result is not None and not result.ok]
     say(f"{time.monotonic() - start:.0f} s in all; " + (f"FAILED on {', '.join(bad)}" if bad else "all passed"))
     return FAILED if bad else DONE
+
+
+def _commit() -> str:
+    """What ran: the commit, and whether files differ from it; empty outside a clone."""
+    said = runner.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], cwd=REPOSITORY, timeout=60
+    )
+    return said.output.strip() if said.ok else ""
 
 
 def _shell(found: wine.Wine, version: str, words: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class Counts:
     seconds: float = 0.0
     bad: tuple[str, ...] = ()  # the tests that failed or broke, and why
     skips: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
+    files: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # tests/... .py -> tests that ran, seconds
 
     @property
     def total(self) -> int:
@@ -40,18 +42,33 @@ def read(path: Path) -> Counts:
     numbers = dict.fromkeys(ROWS, 0)
     bad: list[str] = []
     skips: dict[str, int] = {}
+    files: dict[str, tuple[int, float]] = {}
     seconds = 0.0
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        seconds += float(case.get("time", "0"))
+        took = float(case.get("time", "0"))
+        seconds += took
         kind = _kind(case)
         numbers[kind] += 1
+        name = _file(case)
+        if name and kind != "skipped":
+            ran, before = files.get(name, (0, 0.0))
+            files[name] = ran + 1, before + took
         if kind in {"failed", "errors"}:
             bad.append(f"{case.get('classname')}::{case.get('name')}: {_why(case)}")
         skip = case.find("skipped")
         if kind == "skipped" and skip is not None:
             reason = (skip.get("message") or "").strip()
             skips[reason] = skips.get(reason, 0) + 1
-    return Counts(**numbers, seconds=seconds, bad=tuple(bad), skips=skips)
+    return Counts(**numbers, seconds=seconds, bad=tuple(bad), skips=skips, files=files)
+
+
+def _file(case: ElementTree.Element) -> str | None:
+    """Return the file of a test: its module's name ends where a class begins."""
+    parts = (case.get("classname") or "").split(".")
+    for number, part in enumerate(parts):
+        if part.startswith("test_"):
+            return "/".join(parts[: number + 1]) + ".py"
+    return None
 
 
 def _why(case: ElementTree.Element) -> str:
@@ -92,17 +109,21 @@ def table(columns: Mapping[str, Counts | None]) -> str:
     return "\n".join(lines)
 
 
-def document(columns: Mapping[str, Counts | None]) -> str:
-    """The runs as a JSON text, from which benchmarks/summarise.py fills the documents."""
+def document(columns: Mapping[str, Counts | None], about: Mapping[str, str] | None = None) -> str:
+    """The runs as a JSON text, from which benchmarks/summarise.py fills the documents; `about`: what ran, and how."""
     runs = [
         {
             "python": name,
             "passed": counts.passed,
             "failed": counts.failed + counts.errors,
             "skipped": counts.skipped,
+            "seconds": round(counts.seconds),
             "skips": dict(sorted(counts.skips.items())),
+            "files": {file: [ran, round(seconds, 1)] for file, (ran, seconds) in sorted(counts.files.items())},
         }
         for name, counts in columns.items()
         if counts is not None
     ]
-    return json.dumps({"date": datetime.date.today().isoformat(), "runs": runs}, indent=1, ensure_ascii=False) + "\n"
+    head = {"date": datetime.date.today().isoformat(), **(about or {})}
+    text = json.dumps({**head, "runs": runs}, indent=1, ensure_ascii=False) + "\n"
+    return re.sub(r"\[\n +(\d+),\n +([\d.]+)\n +\]", r"[\1, \2]", text)  # a file's two numbers on its line

@@ -53,8 +53,10 @@ class Steps:
 
 
 @contextmanager
-def ready(layout: Layout, versions: tuple[str, ...]) -> Iterator[Wine]:
+def ready(layout: Layout, versions: tuple[str, ...], *, install_product: bool = True) -> Iterator[Wine]:
     """Make the laboratory ready, doing only what is not done yet, and keep it so while it is used.
+
+    Without `install_product` the Pythons may hold another checkout's product: for who makes an environment of his own.
 
     Raises
     ------
@@ -64,11 +66,11 @@ def ready(layout: Layout, versions: tuple[str, ...]) -> Iterator[Wine]:
     found = wine.find_or_install(layout)
     with Turn(layout) as turn:
         steps = Steps(layout, dry=True)
-        _all(steps, found, versions)
+        _all(steps, found, versions, install_product)
         if steps.done:
             turn.alone()
             steps = Steps(layout)  # another command may have done some of them meanwhile
-            _all(steps, found, versions)
+            _all(steps, found, versions, install_product)
             turn.together()
         found.start_server()
         what = ", ".join(steps.done) or "nothing to do"
@@ -77,13 +79,15 @@ def ready(layout: Layout, versions: tuple[str, ...]) -> Iterator[Wine]:
             yield found
 
 
-def _all(steps: Steps, found: Wine, versions: tuple[str, ...]) -> None:
+def _all(steps: Steps, found: Wine, versions: tuple[str, ...], install_product: bool) -> None:
     steps.step("prefix", found.version() + str(found.layout.prefix), partial(_prefix, found))
     if not steps.dry:
         found.start_server()
     # Two cores: the interpreters side by side, NVRTC (download and unpack only) behind whichever ends first.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        futures = [pool.submit(_interpreter, steps, found, i) for i in INTERPRETERS if i.version in versions]
+        futures = [
+            pool.submit(_interpreter, steps, found, i, install_product) for i in INTERPRETERS if i.version in versions
+        ]
         futures.append(pool.submit(_nvrtc, steps, found.layout))
         futures.append(pool.submit(_upstream, steps, found.layout))
         for future in futures:
@@ -125,7 +129,7 @@ def _prefix(found: Wine) -> None:
         )
 
 
-def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
+def _interpreter(steps: Steps, found: Wine, chosen: Interpreter, install_product: bool) -> None:
     layout, version = found.layout, chosen.version
     target = layout.python(version)
     wheels = layout.wheels / version
@@ -150,6 +154,8 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
+    if not install_product:
+        return
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8") + str(REPOSITORY)
     steps.step(f"python-{version}-product", project, lambda: product.install(found, version))
 

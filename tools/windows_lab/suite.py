@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.windows_lab import junit, runner
+from tools.windows_lab import checkout, junit, runner
 from tools.windows_lab.layout import REPOSITORY, Layout
 from tools.windows_lab.product import environment
 from tools.windows_lab.say import say
@@ -40,11 +40,17 @@ def run(
     *,
     timeout: float,
     verbose: bool = False,
+    by_dev: bool = False,
     repository: Path = REPOSITORY,
 ) -> Result:
-    """Run pytest in a Windows Python and read what it found."""
+    """Run pytest in a Windows Python and read what it found; `by_dev`: as `dev.py test --bare` on a copy does."""
     layout = found.layout
     log, xml = _files(layout, version)
+    if by_dev:
+        words = ["test", "--bare", *_pytest(windows_path(xml))[2:], *arguments]
+        with _Progress(f"Windows {version}", log, verbose) as progress:
+            outcome = checkout.dev(found, version, words, timeout=timeout, repository=repository, on_text=progress)
+        return Result(junit.read(xml) if xml.exists() else None, outcome, log)
     command = found.command(layout.python(version) / "python.exe", *_pytest(windows_path(xml)), *arguments)
     progress = _Progress(f"Windows {version}", log, verbose)
     with progress:

@@ -19,9 +19,9 @@ except ImportError:  # a real Windows, where `wine.find_or_install` says what is
 class Turn:
     """Holds the laboratory, at first beside others; `alone` and `together` change between the two."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, file: str = "turn.lock") -> None:
         layout.root.mkdir(parents=True, exist_ok=True)
-        self._file = (layout.root / "turn.lock").open("w", encoding="utf-8")
+        self._file = (layout.root / file).open("w", encoding="utf-8")
 
     def __enter__(self) -> Turn:
         self.together()
