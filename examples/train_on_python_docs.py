@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -75,7 +76,8 @@ def start() -> torch.device:
             backend, store=dist.PrefixStore(f"attempt {attempt}", store), rank=rank, world_size=size
         )
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.FileStore(str(Path(tempfile.mkdtemp()) / "store"), 1)  # Windows has no HashStore
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     if not cards:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

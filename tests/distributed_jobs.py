@@ -112,6 +112,8 @@ def mismatched(group: Any, name: str, calls: list[dict[str, torch.Tensor]], opti
 
 def convolve_and_lose_a_rank(rank: int, size: int, file: Path, timeout: float, how: str, when: str, pipe: Any) -> None:
     """Run convolutions forward and backward; rank 1 disappears at one of them. Send how it ended, and after how long."""
+    pipe.send("ready")
+    pipe.recv()
     start_group(rank, size, file, timeout)
     dist = torch.distributed
     started = time.monotonic()

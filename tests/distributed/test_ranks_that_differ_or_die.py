@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def test_what_the_handshake_costs_is_one_kibibyte_to_each_other_rank(pool: Pool,
     [
         pytest.param("killed", "forward", 60, marks=pytest.mark.slow),
         pytest.param("killed", "handshake", 60, marks=pytest.mark.slow),
-        ("killed", "backward", 60),
+        # Linux tells at once that a rank is gone; under wine nobody does before the group's timeout
+        ("killed", "backward", 60 if os.name != "nt" else 8),
         ("hanging", "forward", 3),
     ],
 )
@@ -89,12 +91,18 @@ def test_a_lost_rank_is_an_error_on_every_other_within_the_groups_timeout(
         pipes.append(ours)
         processes.append(process)
     try:
+        for pipe in pipes:  # all have imported torch: the group's timeout is for the ranks' work, not for their start
+            assert pipe.poll(240), "a rank does not start"
+            assert pipe.recv() == "ready"
+        for pipe in pipes:
+            pipe.send("go")
         for rank in (0, 2):
-            assert pipes[rank].poll(100), f"rank {rank} hangs"
+            assert pipes[rank].poll(240), f"rank {rank} hangs"
             text, seconds = pipes[rank].recv()
             assert text.startswith(f"Rank {rank} of 3 lost another rank of its sequence"), text
             assert "Why: " in text and "Next: " in text
-            assert seconds < limit + 20  # three ranks share the cores with whatever else runs
+            # three ranks share the cores with whatever else runs; without the product's limit it would be half an hour
+            assert seconds < limit + 60
     finally:
         for process in processes:
             process.kill()

@@ -7,7 +7,7 @@ import torch
 
 from distributed_models import evaluate_packed, train, train_in_stages, train_on_a_mesh, train_tensor_parallel
 from ported_upstream import build_upstream
-from rank_pool import Pool
+from rank_pool import Pool, RankFailedError
 
 pytestmark = pytest.mark.network
 
@@ -96,5 +96,11 @@ def test_packed_sequences_in_a_context(pool: Pool, port: str, bounds: list[int] 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_upstreams_tensor_parallel_layers(pool: Pool, port: str, sequence_parallel: bool) -> None:
-    for whole, split in pool.run(train_tensor_parallel, 2, port, sequence_parallel):
+    try:
+        results = pool.run(train_tensor_parallel, 2, port, sequence_parallel)
+    except RankFailedError as error:
+        if "no support for _allgather_base in Gloo" in str(error):
+            pytest.skip(f"torch {torch.__version__} has no all_gather_into_tensor for gloo")
+        raise
+    for whole, split in results:
         torch.testing.assert_close(split, whole, rtol=2e-5, atol=2e-5)

@@ -179,7 +179,7 @@ def _failed(kind: type[InstallError], what: str, out: str, error: str, said: str
     if known is None:
         last = said or "\n".join(error.strip().splitlines()[-5:])
         return kind(what, why=last, next_step="anymamba doctor")
-    return kind(what, why=f"{known.what}. {known.why}", next_step=known.next_step)
+    return kind(what, why=f"{known.what}. {known.why}", next_step=known.next_step or "anymamba doctor")
 
 
 def _pip_install(python: str, wheels: Sequence[Path], state: State) -> None:
