@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -64,33 +64,50 @@ def ready(layout: Layout, versions: tuple[str, ...], *, install_product: bool = 
     """
     start = time.monotonic()
     found = wine.find_or_install(layout)
-    with Turn(layout) as turn:
-        steps = Steps(layout, dry=True)
-        _all(steps, found, versions, install_product)
-        if steps.done:
-            turn.alone()
-            steps = Steps(layout)  # another command may have done some of them meanwhile
-            _all(steps, found, versions, install_product)
-            turn.together()
+    with Turn(layout) as turn, ExitStack() as stack:
+        done = _do(layout, turn, lambda steps: _all(steps, found, versions))
         found.start_server()
-        what = ", ".join(steps.done) or "nothing to do"
-        say(f"ready in {time.monotonic() - start:.1f} s ({what}) in {layout.root}")
+        if install_product:
+            # A lock of its own, and only now: a checkout's product need not wait for runs that make their own environment.
+            held = stack.enter_context(Turn(layout, "product.lock"))
+            done += _do(layout, held, lambda steps: _products(steps, found, versions))
+        say(f"ready in {time.monotonic() - start:.1f} s ({', '.join(done) or 'nothing to do'}) in {layout.root}")
         with found.desktop(layout.python(versions[0]) / "python.exe"):
             yield found
 
 
-def _all(steps: Steps, found: Wine, versions: tuple[str, ...], install_product: bool) -> None:
+def _do(layout: Layout, turn: Turn, steps_of: Callable[[Steps], None]) -> list[str]:
+    """Do the steps that are not done, alone; return their names."""
+    steps = Steps(layout, dry=True)
+    steps_of(steps)
+    if steps.done:
+        turn.alone()
+        steps = Steps(layout)  # another command may have done some of them meanwhile
+        steps_of(steps)
+        turn.together()
+    return steps.done
+
+
+def _all(steps: Steps, found: Wine, versions: tuple[str, ...]) -> None:
     steps.step("prefix", found.version() + str(found.layout.prefix), partial(_prefix, found))
     if not steps.dry:
         found.start_server()
     # Two cores: the interpreters side by side, NVRTC (download and unpack only) behind whichever ends first.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        futures = [
-            pool.submit(_interpreter, steps, found, i, install_product) for i in INTERPRETERS if i.version in versions
-        ]
+        futures = [pool.submit(_interpreter, steps, found, i) for i in INTERPRETERS if i.version in versions]
         futures.append(pool.submit(_nvrtc, steps, found.layout))
         futures.append(pool.submit(_upstream, steps, found.layout))
         for future in futures:
+            future.result()
+
+
+def _products(steps: Steps, found: Wine, versions: tuple[str, ...]) -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8") + str(REPOSITORY)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for future in [
+            pool.submit(steps.step, f"python-{version}-product", project, partial(product.install, found, version))
+            for version in versions
+        ]:
             future.result()
 
 
@@ -129,7 +146,7 @@ def _prefix(found: Wine) -> None:
         )
 
 
-def _interpreter(steps: Steps, found: Wine, chosen: Interpreter, install_product: bool) -> None:
+def _interpreter(steps: Steps, found: Wine, chosen: Interpreter) -> None:
     layout, version = found.layout, chosen.version
     target = layout.python(version)
     wheels = layout.wheels / version
@@ -154,10 +171,6 @@ def _interpreter(steps: Steps, found: Wine, chosen: Interpreter, install_product
     lock = chosen.lock.read_text(encoding="utf-8")
     steps.step(f"wheels-{version}", lock + str(wheels), lambda: _wheels(chosen, wheels))
     steps.step(f"python-{version}-packages", lock, lambda: _packages(found, chosen, wheels))
-    if not install_product:
-        return
-    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8") + str(REPOSITORY)
-    steps.step(f"python-{version}-product", project, lambda: product.install(found, version))
 
 
 def _wheels(chosen: Interpreter, folder: Path) -> None:
