@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -119,7 +118,7 @@ def run_tests(
                 say(log.read_text(encoding="utf-8", errors="replace"))
         finally:
             if beside.poll() is None:
-                beside.send_signal(signal.SIGINT)  # it ends what it started
+                beside.terminate()  # it ends what it started
     return code
 
 

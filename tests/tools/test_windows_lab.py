@@ -142,6 +142,33 @@ def test_a_failed_step_tells_the_command_and_its_last_words() -> None:
         runner.check([sys.executable, "-c", "print('baa'); raise SystemExit(5)"], "counting sheep")
 
 
+@needs_proc
+def test_a_command_that_is_told_to_end_ends_its_runs_first(tmp_path: Path) -> None:
+    """A thread that waits for a run would wait to its end; SIGTERM is what dev.py sends."""
+    script = (
+        "import sys, threading\nfrom tools.windows_lab import commands, prepare, runner\n"
+        "def test(*_):\n"
+        "    runs = threading.Thread(target=runner.run, args=([sys.executable, '-c', 'import time; time.sleep(100)'],))\n"
+        "    runs.start(); print('running', flush=True); runs.join(); return 0\n"
+        "class Ready:\n"
+        "    def __enter__(self): return None\n"
+        "    def __exit__(self, *_): pass\n"
+        "prepare.ready = lambda *_, **__: Ready()\n"
+        "commands._test = test\n"
+        "sys.exit(commands.main(['test']))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "ANYMAMBA_WINDOWS_LAB": str(tmp_path)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        time.sleep(0.5)  # the thread's process is to be there
+        process.terminate()
+        assert process.wait(20) == 130
+        assert "stopped" in process.stdout.read()
+
+
 # --- steps
 
 

@@ -15,6 +15,9 @@ from tools.windows_lab.turns import Turn
 from tools.windows_lab.wine import Wine, windows_path
 
 
+CAPTURED = "anymamba"  # the folder on the C: drive that a capture shows
+
+
 def dev(
     found: Wine,
     version: str,
@@ -23,11 +26,13 @@ def dev(
     timeout: float,
     repository: Path = REPOSITORY,
     on_text: Callable[[str], None] | None = None,
+    name: str = "",
 ) -> runner.Outcome:
     """Run `python dev.py WORDS` there; the packages are those of the lock file, from the downloaded wheels."""
-    with Turn(found.layout, f"copy-{version}.lock") as turn:
+    name = name or f"checkout-{version}"
+    with Turn(found.layout, f"{name}.lock") as turn:
         turn.alone()  # another command's copy is not to be changed under it
-        copy = _copy_of(found.layout, version)
+        copy = found.layout.drive_c / name
         _copy(repository, copy)
         constraints = copy / "lab-constraints.txt"
         constraints.write_text(_without_hashes(interpreter(version).lock.read_text(encoding="utf-8")), encoding="utf-8")
@@ -36,7 +41,11 @@ def dev(
         command = found.command(python, "dev.py", words[0], "--constraints", windows_path(constraints), *words[1:])
         say(f"Windows {version}: python dev.py {' '.join(words)}")
         return runner.run(
-            command, environment=_environment(found, version), cwd=copy, timeout=timeout, on_text=on_text or _print
+            command,
+            environment=_environment(found, version, copy),
+            cwd=copy,
+            timeout=timeout,
+            on_text=on_text or _print,
         )
 
 
@@ -48,10 +57,10 @@ def capture_install(found: Wine, version: str, *, timeout: float) -> str:
     CommandError
         If a step fails.
     """
-    outcome = dev(found, version, ["demo"], timeout=timeout)
+    outcome = dev(found, version, ["demo"], timeout=timeout, name=CAPTURED)
     if not outcome.ok:
         raise runner.CommandError(outcome, "making the environment")
-    copy = _copy_of(found.layout, version)
+    copy = found.layout.drive_c / CAPTURED
     scripts = copy / ".venv-demo" / "Scripts"
     shape = "import torch; from mamba_ssm import Mamba; print(Mamba(d_model=16)(torch.randn(2, 64, 16)).shape)"
     shown = []
@@ -65,21 +74,17 @@ def capture_install(found: Wine, version: str, *, timeout: float) -> str:
         step = runner.check(
             found.command(scripts / command[0], *command[1:]),
             prompt or "taking out what the demo installed",
-            environment=_environment(found, version),
+            environment=_environment(found, version, copy),
             cwd=copy,
             timeout=timeout,
         )
         if prompt is not None:
-            shown.append(f"(.venv-demo) C:\\{copy.name}>{prompt}\n{step.output.rstrip()}\n")
+            shown.append(f"(.venv-demo) C:\\{CAPTURED}>{prompt}\n{step.output.rstrip()}\n")
     return "\n".join(shown)
 
 
-def _copy_of(layout: Layout, version: str) -> Path:
-    return layout.drive_c / f"checkout-{version}"
-
-
-def _environment(found: Wine, version: str) -> dict[str, str]:
-    environment = product.environment(found, version, _copy_of(found.layout, version))
+def _environment(found: Wine, version: str, copy: Path) -> dict[str, str]:
+    environment = product.environment(found, version, copy)
     del environment["PYTHONPATH"]  # the installed product is what this is about
     return environment
 

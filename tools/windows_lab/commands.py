@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from tools.windows_lab.say import say
 from tools.windows_lab.turns import Turn
 
 LEAST_MINUTES = 3.0  # of tests, however long making the laboratory ready took
-DONE, FAILED, USAGE, NO_WINE = 0, 1, 2, 3
+DONE, FAILED, USAGE, NO_WINE, STOPPED = 0, 1, 2, 3, 130
 VERSIONS = tuple(i.version for i in INTERPRETERS)
 CAPTURE = REPOSITORY / "benchmarks" / "results" / "windows-install.txt"
 
@@ -95,6 +97,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command of the laboratory; its exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        return _run(arguments)
+    # Threads wait for the runs, and would do so to their end: what they wait for is ended first.
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _run(arguments)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(arguments: Sequence[str]) -> int:
     chosen = _parser().parse_args(list(arguments))
     chosen.started = time.monotonic()
     layout = Layout(default_root())
@@ -139,9 +153,18 @@ def main(arguments: Sequence[str]) -> int:
     except trees.TreeError as error:
         say(str(error))
         return USAGE
+    except KeyboardInterrupt:
+        runner.stop_all()
+        say("stopped")
+        return STOPPED
     except (runner.CommandError, OSError) as error:
         say(f"failed: {error}")
         return FAILED
+
+
+def _stop(number: int, frame: object) -> None:
+    runner.stop_all()
+    raise KeyboardInterrupt
 
 
 def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ SHARED = frozenset(
         "explorer.exe",
     }
 )
+_RUNNING: set[str] = set()  # tags of what `run` has started and not ended
 _GRACE = 1.0  # seconds for what a finished process left in its pipe
 
 
@@ -94,6 +95,7 @@ def run(
     full = {**(os.environ if environment is None else environment), TAG: tag}
     pieces: list[str] = []
     start = time.monotonic()
+    _RUNNING.add(tag)
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
@@ -117,6 +119,7 @@ def run(
     finally:
         # Also after an ordinary end and after Ctrl-C: nothing of this run may outlive it.
         kill_tagged(tag)
+        _RUNNING.discard(tag)
         if process.poll() is None:
             process.kill()
             process.wait()
@@ -138,6 +141,12 @@ def check(
     if not outcome.ok:
         raise CommandError(outcome, what)
     return outcome
+
+
+def stop_all() -> None:
+    """End everything that `run` has started in this process, in whichever thread it waits."""
+    for tag in tuple(_RUNNING):
+        kill_tagged(tag)
 
 
 def _read(stream: IO[bytes], pieces: list[str], on_text: Callable[[str], None] | None) -> None:
