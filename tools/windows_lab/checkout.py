@@ -9,11 +9,10 @@ from pathlib import Path
 
 from tools.windows_lab import product, runner
 from tools.windows_lab.interpreters import interpreter
-from tools.windows_lab.layout import REPOSITORY, Layout
+from tools.windows_lab.layout import REPOSITORY
 from tools.windows_lab.say import say
 from tools.windows_lab.turns import Turn
 from tools.windows_lab.wine import Wine, windows_path
-
 
 CAPTURED = "anymamba"  # the folder on the C: drive that a capture shows
 
