@@ -45,7 +45,8 @@ def run(
 ) -> Result:
     """Run pytest in a Windows Python and read what it found; `by_dev`: as `dev.py test --bare` on a copy does."""
     layout = found.layout
-    log, xml = _files(layout, version)
+    limited = any(word.startswith("--minutes") for word in arguments)
+    log, xml = _files(layout, version + ("-dev" if by_dev else "") + ("-part" if limited else ""))
     if by_dev:
         words = ["test", "--bare", *_pytest(windows_path(xml))[2:], *arguments]
         with _Progress(f"Windows {version}", log, verbose) as progress:
