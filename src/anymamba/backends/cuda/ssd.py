@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -164,11 +163,9 @@ def ssd_backward(
     return found
 
 
-@functools.cache
 def _backward_module() -> ModuleType:
-    """Return the module with the backward's kernels, or PyTorch's way as long as there is none."""
-    ours = "anymamba.backends.cuda.ssd_backward"
-    return importlib.import_module(ours if importlib.util.find_spec(ours) else "anymamba.backends.torch.ssd")
+    # it builds on this module
+    return importlib.import_module("anymamba.backends.cuda._ssd_backward")
 
 
 def _forward(
@@ -380,6 +377,7 @@ def _cut(seqlen: int, segments: int, blocks: int, steps: int, processors: int) -
 
 def variants(every: bool = False) -> Iterator[Variant]:
     """Yield the kernels that models use; with `every`, those for other sizes and options and for time cut into segments."""
+    yield from _backward_module().variants(every)
     for dtype, name in NAMES.items():
         for shape in _shapes(64, 128, SIZES[dtype], HOPPER):
             yield forward_variant(shape, name, False, False, False, True, False)

@@ -64,6 +64,20 @@ struct Steps {
     }
 };
 
+// Which of the steps from .. from + length - 1 begin a new sequence; lane i has length / 32 neighbours.
+template <int length, bool sequences>
+__device__ __forceinline__ void load_changes(
+    const void* seq_idx, int wide, i64 at, i64 stride, int from, int to, int (&changes)[(length + 31) / 32]) {
+    constexpr int each = (length + 31) / 32;
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+        const int number = threadIdx.x % 32 * each + e, step = from + number;
+        changes[e] = 0;
+        if (sequences && step > 0 && step < to && number < length)
+            changes[e] = load_integer(seq_idx, wide, at + step * stride) != load_integer(seq_idx, wide, at + (step - 1) * stride);
+    }
+}
+
 // One warp works out the scalars of a chunk of `count` steps and writes them to shared memory: `sizes`, cs = cumsum(d * A * log2 e) and d
 // of each; `leaving`, exp2(cs[last] - cs) * d, and behind it exp2(cs[last]) and cs[last]. `precise`: cs is summed in double and kept as two
 // floats (`rest` has the second), so that the difference of two large sums keeps its last digits. Sequences: `changes` says

@@ -213,15 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) ssd_forward(co
         commit_copies();
     };
     const auto load_runs = [&](int from, int to, int (&changes)[(Q + 31) / 32]) {
-#pragma unroll
-        for (int e = 0; e < (Q + 31) / 32; ++e) {
-            const int at = from + lane * ((Q + 31) / 32) + e;
-            changes[e] = 0;
-            if (SEQUENCES && at > 0 && at < to && lane * ((Q + 31) / 32) + e < Q) {
-                const i64 here = batch * p.seq_stride[0] + at * p.seq_stride[1];
-                changes[e] = load_integer(p.seq_idx, p.seq_wide, here) != load_integer(p.seq_idx, p.seq_wide, here - p.seq_stride[1]);
-            }
-        }
+        load_changes<Q, SEQUENCES>(p.seq_idx, p.seq_wide, batch * p.seq_stride[0], p.seq_stride[1], from, to, changes);
     };
     // Buffer b of the scalars belongs to chunks of parity b.
     const auto place = [&](int b, const float (&raw)[(Q + 31) / 32], const int (&changes)[(Q + 31) / 32], int count) {
