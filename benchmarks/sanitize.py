@@ -136,10 +136,34 @@ def same_masks(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
     return (torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) >= dropout_p).to(x.device)
 
 
+def dual_scan() -> int:
+    """Run the state-space dual scan forward and backward: split heads, uneven ends, changing sequences, odd strides."""
+    from anymamba.ops import mamba_chunk_scan_combined
+
+    count = 0
+    for dtype, heads, groups, headdim, dstate in (
+        (torch.bfloat16, 4, 1, 64, 128), (torch.float32, 2, 2, 13, 20), (torch.float16, 2, 1, 32, 64),
+    ):  # fmt: skip
+        arguments = {
+            "x": leaf(draw(2, 150, heads, headdim, dtype=dtype)), "dt": leaf(draw(2, 150, heads, dtype=dtype)),
+            "A": leaf(-draw(heads, dtype=torch.float32).abs()), "B": leaf(draw(2, 150, groups, dstate, dtype=dtype)),
+            "C": leaf(draw(2, 150, groups, dstate, dtype=dtype)), "chunk_size": 256, "D": leaf(draw(heads, dtype=torch.float32)),
+            "dt_bias": leaf(draw(heads, dtype=torch.float32)), "dt_softplus": True,
+            "initial_states": leaf(draw(2, heads, headdim, dstate, dtype=torch.float32)),
+            "seq_idx": torch.arange(150, device="cuda").div(70, rounding_mode="floor").int().expand(2, -1)
+            if dtype == torch.float32 else None, "return_final_states": True,
+        }  # fmt: skip
+        bound = None if dtype == torch.float32 else 0.06  # of A's gradient: see the tests of the backward kernels
+        assert_matches_reference(mamba_chunk_scan_combined, arguments, backend="cuda", gradient_bound=bound)
+        count += 1
+    return count
+
+
 FAMILIES: dict[str, tuple[Callable[[], int], str]] = {
     "convolution": (convolution, "causal_conv1d"),
     "step": (step, "selective_state"),
     "scan": (scan, "selective_scan"),
+    "ssd": (dual_scan, "ssd_"),
     "norms": (norms, "layer_norm layernorm_gated norm_sum_parts swiglu"),
 }
 """Of each family: what runs it, and what the names of its kernels begin with."""

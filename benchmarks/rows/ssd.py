@@ -29,9 +29,13 @@ def draw(*shape):
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 x, dt, B, C = draw(2, 512, 8, 64), draw(2, 512, 8), draw(2, 512, 1, 128), draw(2, 512, 1, 128)
 A = -torch.rand(8, device="cuda")
+if {trains}:
+    x.requires_grad_()
 torch.cuda.synchronize()
 started = time.perf_counter()
-mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True)
+out = mamba_chunk_scan_combined(x, dt, A, B, C, 256, dt_softplus=True)
+if {trains}:
+    out.sum().backward()
 torch.cuda.synchronize()
 print((time.perf_counter() - started) * 1e3)
 """
@@ -48,15 +52,17 @@ def rows(upstream: Any, *, quick: bool = False) -> Iterator[Row]:
 
 
 def _first_calls() -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in ("empty cache", "warm cache"):
-            environment = dict(os.environ, ANYMAMBA_CACHE_DIR=folder, PYTHONPATH=os.pathsep.join(sys.path))
-            answer = subprocess.run(
-                [sys.executable, "-c", FIRST], env=environment, capture_output=True, text=True, check=True
-            )
-            row = Row("mamba_chunk_scan_combined", f"first call, {kind}", "bfloat16", "fwd")
-            row.eager = {"anymamba": [float(answer.stdout)]}
-            yield row
+    for direction in measuring.DIRECTIONS:
+        code = FIRST.format(trains=direction != "fwd")
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in ("empty cache", "warm cache"):
+                environment = dict(os.environ, ANYMAMBA_CACHE_DIR=folder, PYTHONPATH=os.pathsep.join(sys.path))
+                answer = subprocess.run(
+                    [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+                )
+                row = Row("mamba_chunk_scan_combined", f"first call, {kind}", "bfloat16", direction)
+                row.eager = {"anymamba": [float(answer.stdout)]}
+                yield row
 
 
 def _draw(dtype: torch.dtype, batch: int, seqlen: int, heads: int) -> list[torch.Tensor]:
@@ -109,4 +115,4 @@ def _scan(
         make, floor = (forward, 2 * one + small) if direction == "fwd" else (both, 5 * one + 3 * small)
         row = Row("mamba_chunk_scan_combined", shape, name, direction, floor)
         candidates = [Candidate(name, make(f)) for name, f in functions.items()]
-        yield measuring.measure(row, candidates, sets, graph=direction == "fwd")
+        yield measuring.measure(row, candidates, sets, graph=True)
