@@ -147,7 +147,8 @@ def dual_scan() -> int:
         arguments = {
             "x": leaf(draw(2, 150, heads, headdim, dtype=dtype)), "dt": leaf(draw(2, 150, heads, dtype=dtype)),
             "A": leaf(-draw(heads, dtype=torch.float32).abs()), "B": leaf(draw(2, 150, groups, dstate, dtype=dtype)),
-            "C": leaf(draw(2, 150, groups, dstate, dtype=dtype)), "chunk_size": 256, "D": leaf(draw(heads, dtype=torch.float32)),
+            "C": leaf(draw(2, 150, groups, dstate, dtype=dtype)), "chunk_size": 256,
+            "D": leaf(draw(heads, dtype=torch.float32)),
             "dt_bias": leaf(draw(heads, dtype=torch.float32)), "dt_softplus": True,
             "initial_states": leaf(draw(2, heads, headdim, dstate, dtype=torch.float32)),
             "seq_idx": torch.arange(150, device="cuda").div(70, rounding_mode="floor").int().expand(2, -1)
