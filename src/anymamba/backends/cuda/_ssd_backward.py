@@ -317,7 +317,7 @@ def states_shape(shape: BackwardShape) -> StatesShape:
 
 def variants(every: bool = False) -> Iterator[Variant]:
     """Yield the kernels that models use; with `every`, those for other sizes and options."""
-    for dtype, name in NAMES.items():
+    for dtype, name in reversed(NAMES.items()):
         shape = _shape(64, 128, SIZES[dtype], HOPPER)
         assert shape is not None
         yield states_variant(states_shape(shape), name, False, False, True)
