@@ -36,6 +36,8 @@ __all__ = [
     "LayerNormFn",
     "LayerNormLinearFn",
     "RMSNorm",
+    "_layer_norm_bwd",
+    "_layer_norm_fwd",
     "layer_norm_fn",
     "layer_norm_linear_fn",
     "layer_norm_ref",

@@ -27,7 +27,16 @@ from anymamba.ops._library import (
 from anymamba.ops._prepared import DEVICES, Prepared
 from anymamba.ops._rows import as_rows, check_columns
 
-__all__ = ["LayerNorm", "LayerNormFn", "RMSNorm", "layernorm_fn", "rms_norm_ref", "rmsnorm_fn"]
+__all__ = [
+    "LayerNorm",
+    "LayerNormFn",
+    "RMSNorm",
+    "_layer_norm_bwd",
+    "_layer_norm_fwd",
+    "layernorm_fn",
+    "rms_norm_ref",
+    "rmsnorm_fn",
+]
 
 LAYERNORM_GATED = Operator(
     "layernorm_gated", family="layernorm_gated", functions=("layernorm_gated_forward", "layernorm_gated_backward")

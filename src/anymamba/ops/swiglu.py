@@ -22,7 +22,7 @@ from anymamba.ops._library import (
 )
 from anymamba.ops._rows import as_rows, check_columns
 
-__all__ = ["SwiGLU", "swiglu"]
+__all__ = ["SwiGLU", "_swiglu_bwd", "_swiglu_fwd", "swiglu"]
 
 SWIGLU = Operator("swiglu", family="swiglu", functions=("swiglu_forward", "swiglu_backward"))
 

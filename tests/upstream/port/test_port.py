@@ -150,6 +150,21 @@ def test_every_family_that_is_named_and_there_can_be_imported() -> None:
             assert importlib.import_module(f"anymamba.ops.{name}").__all__
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("triton.layer_norm", {"_layer_norm_fwd", "_layer_norm_bwd"}),  # transformers 4's FalconMamba calls it
+        ("triton.layernorm_gated", {"_layer_norm_fwd", "_layer_norm_bwd"}),
+        ("triton.k_activations", {"_swiglu_fwd", "_swiglu_bwd"}),
+        ("triton.ssd_combined", {"_mamba_chunk_scan_combined_fwd", "_mamba_chunk_scan_combined_bwd"}),
+        ("triton.ssd_bmm", {"_bmm_chunk_fwd", "_bmm_chunk_bwd"}),
+    ],
+)
+def test_private_functions_that_others_call_are_served_too(module: str, names: set[str]) -> None:
+    families = [importlib.import_module(f"anymamba.ops.{family}") for family in FAMILIES[module]]
+    assert names <= {name for family in families for name in family.__all__}
+
+
 def test_home_is_set_where_it_is_missing_only() -> None:
     windows = {"USERPROFILE": r"C:\Users\张三"}
     assert complete_environment(windows)["HOME"] == r"C:\Users\张三"
