@@ -24,9 +24,7 @@ from anymamba.backends import recording
 from consumers.small_models import MAMBA_1, MODELS, draw_model
 from oracle import relative_error
 
-transformers = pytest.importorskip(
-    "transformers", reason="needs transformers: python -m pip install transformers"
-)
+transformers = pytest.importorskip("transformers", reason="needs transformers: python -m pip install transformers")
 if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 

@@ -102,7 +102,10 @@ def slow_path(model: Any) -> Iterator[None]:
     module = importlib.import_module(type(model).__module__)
     with ExitStack() as stack:
         if FOURTH:
-            for name in ("is_fast_path_available", "selective_state_update"):  # the second where the first is a local one
+            for name in (
+                "is_fast_path_available",
+                "selective_state_update",
+            ):  # the second where the first is a local one
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, None))
             for mixer in _mixers(model):
