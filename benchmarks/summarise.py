@@ -1,6 +1,6 @@
 """Put the measured figures into the READMEs: `python benchmarks/summarise.py [--check]`.
 
-Reads the JSON files in `benchmarks/results/` (written by gpu.py, cpu_reference.py, tools.upstream_tests and
+Reads the JSON files in `benchmarks/results/` (written by gpu.py, cpu_reference.py, consumer_models.py, tools.upstream_tests and
 tools.windows_lab) and rewrites what stands between the two `results` markers. No figure in the READMEs comes from elsewhere.
 """
 
@@ -69,6 +69,7 @@ def main() -> int:
     stale = []
     texts = {name: "\n".join(summary(words)) for name, words in WORDS.items()}
     texts["docs/windows.md"] = "\n".join(skips())
+    texts["docs/consumers.md"] = "\n".join(consumers())
     for name, text in texts.items():
         path = ROOT / name
         before = path.read_text(encoding="utf-8")
@@ -182,6 +183,32 @@ def skips() -> Iterator[str]:
     for reason in reasons:
         cells = [str(run["skips"].get(reason, "")) for run in runs]
         yield f"| {reason.replace('|', '/')} | {' | '.join(cells)} |"
+
+
+def consumers() -> Iterator[str]:
+    """Yield the lines of docs/consumers.md that tell how fast transformers' models are on the port."""
+    for path in sorted(RESULTS.glob("consumers-*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        yield from (
+            "",
+            f"{data['machine']}{'' if data['device'] == 'cuda' else ', ' + str(data['threads']) + ' threads'}, PyTorch {data['torch']}, "
+            f"transformers {data['transformers']}, {data['date']}; {data['dtype']}; width {data['width']}, {data['layers']} layers, "
+            f"batch {data['batch']}, {data['length']} tokens; generation: {data['new_tokens']} tokens after {data['prompt']}, with the cache.",
+            "",
+            "| model | forward, ms: fast path | slow path | | forward + backward, ms: fast path | slow path | | tokens/s: fast path | slow path | |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+        )
+        for row in data["rows"]:
+            if "error" in row:
+                yield f"| {row['model']} | {row['error']} | | | | | | | | |"
+                continue
+            cells = []
+            for what in ("forward", "forward + backward"):
+                fast, slow = (median(row["milliseconds"][what][path]) for path in ("fast", "slow"))
+                cells += [f"{fast:.1f}", f"{slow:.1f}", f"{slow / fast:.1f}x"]
+            fast, slow = (row["tokens_per_s"][path] for path in ("fast", "slow"))
+            cells += [f"{fast:.0f}", f"{slow:.0f}", f"{fast / slow:.1f}x"]
+            yield f"| {row['model']} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

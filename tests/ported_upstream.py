@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from anymamba.upstream.archive import unpack
@@ -12,7 +16,9 @@ from anymamba.upstream.port.build import build_port
 from anymamba.upstream.progress import Silent
 from anymamba.upstream.releases import DEFAULTS, known
 
-__all__ = ["build_upstream"]
+__all__ = ["build_upstream", "port_on_path"]
+
+_PARTS = ("mamba_ssm", "causal_conv1d", "causal_conv1d_cuda", "selective_scan_cuda")
 
 
 def build_upstream(folder: Path) -> Path:
@@ -30,3 +36,23 @@ def build_upstream(folder: Path) -> Path:
             sources.mkdir()
             build_port(unpack(archive, sources), name, version, into)
     return into
+
+
+@contextmanager
+def port_on_path(folder: Path) -> Iterator[None]:
+    """Put a port where it is imported from: nothing to do where one is installed, else one is built, for this long.
+
+    transformers 4 asks for the installed distribution too, which one that is only built lacks.
+    """
+    if importlib.util.find_spec("mamba_ssm") is not None:
+        yield
+        return
+    built = str(build_upstream(folder))
+    sys.path.insert(0, built)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(built)
+        for name in [name for name in sys.modules if name.partition(".")[0] in _PARTS]:
+            del sys.modules[name]

@@ -57,12 +57,12 @@ MAMBA_1 = ("Mamba", "FalconMamba", "Jamba", "Zamba")
 """Those whose layers are Mamba-1's."""
 
 
-def draw_model(name: str, **changes: Any) -> Any:
+def draw_model(name: str, *, seed: int = 0, **changes: Any) -> Any:
     """Build a model of transformers with random weights, the same each time."""
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     wanted = {**_COMMON, **MODELS[name], **changes}
     if name == "Zamba" and transformers.__version__.startswith("4."):  # it works its layers' types out by itself
         del wanted["layers_block_type"]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anymamba.backends import use_backend
+from anymamba.errors import DeviceError
 from anymamba.ops import causal_conv1d_fn, layer_norm_fn, selective_scan_fn
 from oracle import relative_error
 
@@ -161,6 +162,64 @@ def test_checkpointing_changes_no_gradient(caller: SimpleNamespace) -> None:
         return [parameter.grad for parameter in block.parameters()]
 
     assert all(map(torch.equal, gradients(True), gradients(False)))
+
+
+def offload(module: nn.Module, inside: bool) -> None:
+    """Keep a module's weights away until it runs, as accelerate's hooks do: its own, or those of all modules inside."""
+    owners = [part for part in module.modules() if inside or part is module]
+    kept = [(part, name, p) for part in owners for name, p in part.named_parameters(recurse=False)]
+
+    def place(device: str) -> None:
+        for part, name, parameter in kept:
+            value = parameter if device == "cpu" else nn.Parameter(torch.empty_like(parameter, device=device))
+            setattr(part, name, value)
+
+    place("meta")
+    module.register_forward_pre_hook(lambda *_: place("cpu"))
+    module.register_forward_hook(lambda *_: place("meta"))
+
+
+def test_weights_that_a_hook_of_the_block_loads_are_there() -> None:
+    torch.manual_seed(0)
+    block, volume = VolumeBlock(), torch.randn(2, 4, 3, 2, 5)
+    out = block(volume)
+    offload(block, inside=True)
+    assert block.conv1d.weight.is_meta
+    assert torch.equal(block(volume), out)
+    assert block.conv1d.weight.is_meta
+
+
+def test_a_weight_that_only_its_own_modules_hook_would_load_is_named() -> None:
+    """The convolution's module is never called where its weight goes to an operator: upstream's kernels fail there too."""
+    block = VolumeBlock()
+    offload(block.conv1d, inside=False)
+    with pytest.raises(DeviceError, match="weight is on meta") as caught:
+        block(torch.randn(2, 4, 3, 2, 5))
+    assert "preload_module_classes" in caught.value.next_step
+
+
+def test_an_exported_block_computes_the_same(caller: SimpleNamespace) -> None:
+    exported = torch.export.export(caller.block, (caller.input,))
+    nodes = [node for node in exported.graph.nodes if str(node.target).startswith("anymamba.")]
+    assert nodes, "the operators were traced through"
+    assert relative_error(exported.module()(caller.input), caller.block(caller.input)) < 1e-6
+
+
+@pytest.mark.gpu
+def test_a_captured_block_replays_forward_and_backward(caller: SimpleNamespace) -> None:
+    block, start = caller.block.cuda(), caller.input.cuda().requires_grad_()
+    graphed = torch.cuda.make_graphed_callables(deepcopy(block), (start.detach().clone().requires_grad_(),))
+    for _ in range(2):
+        fresh = torch.randn_like(start)
+        results = []
+        for module in (block, graphed):
+            point = fresh.clone().requires_grad_()
+            module.zero_grad()
+            out = module(point)
+            out.square().sum().backward()
+            results.append([out.detach().clone(), point.grad, *(p.grad.clone() for p in module.parameters())])
+        for seen, wanted in zip(results[1], results[0]):
+            assert relative_error(seen, wanted) < 1e-5
 
 
 def test_a_final_norm_takes_the_residual_as_text_to_speech_backbones_do() -> None:

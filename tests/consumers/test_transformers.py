@@ -1,7 +1,7 @@
 """transformers' own classes on the port: its fast path is taken, and gives what its slow path gives.
 
-Needs transformers (5, or a late 4 with an installed port: `anymamba install`). What each of its generations asks for, and how its
-paths are taken here: transformers_paths.py.
+Needs transformers (5, or a late 4 with an installed port: `anymamba install`). What each of its generations asks for, and how
+its paths are taken here: transformers_paths.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,22 @@ import pytest
 import torch
 
 from anymamba.backends import recording
+from anymamba.errors import DeviceError
 from consumers.small_models import MAMBA_1, MODELS, draw_model
 from oracle import relative_error
+from ported_upstream import port_on_path
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: python -m pip install transformers")
 if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 
-from consumers.transformers_paths import FOURTH, import_models, port_on_path, slow_path, take_fast_path  # noqa: E402
+from consumers.transformers_paths import (  # noqa: E402
+    FOURTH,
+    forget_models,
+    import_models,
+    slow_path,
+    take_fast_path,
+)
 
 INSTALLED = importlib.util.find_spec("mamba_ssm") is not None
 pytestmark = [
@@ -46,6 +56,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Which of the models this release has, their files imported beside the port."""
     with port_on_path(tmp_path_factory.mktemp("upstream")):
         yield import_models()
+    if not INSTALLED:
+        forget_models()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
@@ -199,6 +211,138 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     checkpointed = outputs(model, **draw_tokens())
     assert largest_error(checkpointed, plain) <= 1e-5
+
+
+@each_model
+def test_autocast_is_near_and_its_gradients_are_finite(name: str) -> None:
+    if FOURTH and name == "FalconMamba" and DEVICE.type == "cpu":
+        pytest.skip("transformers 4's fused function of this model knows the autocast of cards alone")
+    model = drawn(name).train()
+    batch = draw_tokens()
+    plain = outputs(model, **batch)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        cast = outputs(model, **batch)
+    assert all(bool(torch.isfinite(value).all()) for value in cast.values())
+    assert cast.keys() == plain.keys()
+    assert relative_error(cast["logits"], plain["logits"]) <= 5e-2
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2", "Jamba"], indirect=True)
+def test_copies_pickles_and_loaded_weights_compute_the_same(name: str) -> None:
+    model, batch = drawn(name).eval(), draw_tokens()
+    logits = model(**batch, use_cache=False).logits
+    other = take_fast_path(draw_model(name, seed=1).to(DEVICE)).eval()
+    assert not torch.equal(other(**batch, use_cache=False).logits, logits)
+    other.load_state_dict(model.state_dict())
+    for same in (deepcopy(model), pickle.loads(pickle.dumps(model)), other):
+        assert torch.equal(same(**batch, use_cache=False).logits, logits)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"], indirect=True)
+def test_upstreams_checkpoints_have_the_same_keys_and_shapes_and_give_the_same_logits(name: str) -> None:
+    """The model of mamba_ssm in the port, and transformers' own model that its weights are loaded into."""
+    from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+
+    block: dict[str, Any] = {"layer": "Mamba2", "d_state": 8}
+    block |= {"headdim": 8, "chunk_size": 8} if name == "Mamba2" else {"layer": "Mamba1", "dt_rank": 4}
+    groups = 1 if FOURTH else 2  # transformers 4 norms all groups as one in evaluation
+    if name == "Mamba2":
+        block["ngroups"] = groups
+    torch.manual_seed(1)
+    upstream = MambaLMHeadModel(
+        MambaConfig(d_model=16, n_layer=2, vocab_size=64, ssm_cfg=block, tie_embeddings=name == "Mamba"), device=DEVICE
+    ).eval()
+    checkpoint = {
+        key.replace("backbone.embedding.", "backbone.embeddings."): value
+        for key, value in upstream.state_dict().items()
+    }
+    model = drawn(
+        name, tie_word_embeddings=name == "Mamba", **({"n_groups": groups} if name == "Mamba2" else {})
+    ).eval()
+    assert {key: value.shape for key, value in checkpoint.items()} == {
+        key: value.shape for key, value in model.state_dict().items()
+    }
+    model.load_state_dict(checkpoint)
+    tokens = draw_tokens()["input_ids"]
+    assert relative_error(model(tokens, use_cache=False).logits, upstream(tokens).logits) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"], indirect=True)
+def test_dynamo_finds_no_reason_to_break_the_graph(name: str) -> None:
+    import torch._dynamo as dynamo
+
+    if FOURTH:
+        pytest.skip("transformers 4 takes its slow path, or looks at a cache's position, while it is compiled")
+    model, tokens = drawn(name), draw_tokens()["input_ids"]
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        return model(tokens, use_cache=False).logits
+
+    dynamo.reset()
+    seen = dynamo.explain(logits)(tokens)
+    assert [str(reason.reason) for reason in seen.break_reasons] == []
+    nodes = {str(node.target) for graph in seen.graphs for node in graph.graph.nodes}
+    assert {"anymamba.causal_conv1d", "anymamba.selective_scan" if name == "Mamba" else "anymamba.ssd"} <= nodes
+    dynamo.reset()
+    compiled = torch.compile(logits, fullgraph=True, backend="aot_eager")
+    assert relative_error(compiled(tokens), logits(tokens)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["Mamba2"], indirect=True)
+def test_an_exported_model_computes_the_same(name: str) -> None:
+    """transformers 5 exports its own PyTorch text whatever is installed."""
+    if FOURTH:
+        pytest.skip("transformers 4 exports by functions of its own")
+    model, tokens = drawn(name).eval(), draw_tokens()["input_ids"]
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.model(tokens, use_cache=False).logits
+
+    exported = torch.export.export(Logits(), (tokens,))
+    assert relative_error(exported.module()(tokens), Logits()(tokens)) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"], indirect=True)
+def test_a_captured_model_replays_what_eager_gives(name: str) -> None:
+    if DEVICE.type != "cuda":
+        pytest.skip("CUDA graphs are of a card")
+    model, tokens = drawn(name).eval(), draw_tokens()["input_ids"]
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model(tokens, use_cache=False)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph, held = torch.cuda.CUDAGraph(), tokens.clone()
+        with torch.cuda.graph(graph):
+            out = model(held, use_cache=False).logits
+        for _ in range(2):
+            fresh = torch.randint_like(tokens, 3, 64)
+            held.copy_(fresh)
+            graph.replay()
+            assert relative_error(out, model(fresh, use_cache=False).logits) <= 1e-6
+
+
+@pytest.mark.parametrize("whole_mixers", [False, True])
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2", "Bamba"], indirect=True)
+def test_offloaded_weights_are_loaded_by_accelerates_hooks(name: str, whole_mixers: bool) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate: python -m pip install accelerate")
+    model, batch = drawn(name).eval(), draw_tokens()
+    logits = model(**batch, use_cache=False).logits
+    mixers = sorted({type(module).__name__ for module in model.modules() if "Mixer" in type(module).__name__})
+    accelerate.cpu_offload(model, execution_device=DEVICE, preload_module_classes=mixers if whole_mixers else None)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    if FOURTH and not whole_mixers:  # transformers 5 runs the convolution's hook by itself
+        with pytest.raises(DeviceError, match="weight is on meta"):
+            model(**batch, use_cache=False)
+        return
+    assert relative_error(model(**batch, use_cache=False).logits, logits) <= 1e-6
 
 
 def test_packed_sequences_are_kept_apart() -> None:

@@ -1,20 +1,18 @@
 """transformers beside the port: its fast path taken, its own slow path taken, in both of its generations.
 
-transformers 5 looks for the packages when a model's file is imported and takes what it finds, on a CPU too. transformers 4 asks for
-a card twice: `torch.cuda.is_available()` when the file is imported and the weight's device in every forward. On a CPU its fast path
-is reached here by answering the first question with yes, for the time of the imports, and calling a mixer's own
+transformers 5 looks for the packages when a model's file is imported and takes what it finds, on a CPU too. transformers 4 asks
+for a card twice: `torch.cuda.is_available()` when the file is imported, the weight's device in every forward. On a CPU its fast
+path is reached here by answering the first with yes, for the time of the imports, and by calling a mixer's own
 `cuda_kernels_forward`: its text, on CPU tensors. On a card nothing is changed.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,9 +20,7 @@ import torch
 
 from consumers.small_models import MODELS
 
-__all__ = ["FOURTH", "forget_models", "import_models", "port_on_path", "slow_path", "take_fast_path"]
-
-_PARTS = ("mamba_ssm", "causal_conv1d", "causal_conv1d_cuda", "selective_scan_cuda")
+__all__ = ["FOURTH", "forget_models", "import_models", "slow_path", "take_fast_path"]
 
 
 def _generation() -> int:
@@ -35,29 +31,6 @@ def _generation() -> int:
 
 FOURTH = _generation() == 4
 """Whether this is the generation that takes its fast path on a card only."""
-
-
-@contextmanager
-def port_on_path(folder: Path) -> Iterator[None]:
-    """Put a port where it is imported from: nothing to do where one is installed, else one is built, for this long.
-
-    transformers 4 asks for the installed distribution too, which one that is only built lacks.
-    """
-    if importlib.util.find_spec("mamba_ssm") is not None:
-        yield
-        return
-    from ported_upstream import build_upstream
-
-    built = build_upstream(folder)
-    sys.path.insert(0, str(built))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(built))
-        for name in [name for name in sys.modules if name.partition(".")[0] in _PARTS]:
-            del sys.modules[name]
-        forget_models()
 
 
 def import_models() -> list[str]:

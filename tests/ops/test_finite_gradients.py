@@ -1,7 +1,7 @@
 """What training meets and NaN reports are about: strong decay, huge steps, rows of padding, nothing at all.
 
-Every backend, in every dtype that a model trains in: an output or gradient that the formula keeps finite (float64, and within the
-dtype's range) is finite.
+Every backend, in every dtype that a model trains in: an output or gradient that the formula keeps finite (float64, and within
+the dtype's range) is finite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch.compile sees every operator as one graph: `torch._dynamo.explain` finds no reason to break it, forward or in training."""
+"""torch.compile sees every operator in one graph: `torch._dynamo.explain` finds no reason to break it, nor in training."""
 
 from __future__ import annotations
 

@@ -57,8 +57,15 @@ def check_device(name: str, tensor: torch.Tensor, like: torch.Tensor, like_name:
     if tensor.device != like.device:
         raise DeviceError(
             f"{name} is on {tensor.device}, but must be on {like.device} like {like_name}.",
-            next_step=f"{name} = {name}.to({like_name}.device)",
+            next_step=_LOAD_IT_FIRST if tensor.device.type == "meta" else f"{name} = {name}.to({like_name}.device)",
         )
+
+
+_LOAD_IT_FIRST = (
+    "it is offloaded, and only a hook of the module that holds it would load it, which a call of an operator on "
+    "module.weight does not run: have it loaded with the module around (accelerate: preload_module_classes=['MambaMixer'], "
+    "the name of the class that calls)"
+)
 
 
 def check_activation(activation: str | None) -> bool:
