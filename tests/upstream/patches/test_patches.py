@@ -140,9 +140,11 @@ def test_an_unknown_import_from_transformers_is_not_guessed() -> None:
         _edit("transformers-outputs", moved)
 
 
-def test_the_hub_functions_import_transformers_only_when_called() -> None:
+def test_the_hub_functions_import_transformers_only_when_called(monkeypatch: pytest.MonkeyPatch) -> None:
     names = _run(_edit("transformers-hub", small_upstream.HUB), transformers=None)
     assert names["without"]() == "no transformers needed"
+    for module in ("transformers", "transformers.utils", "transformers.utils.hub"):
+        monkeypatch.setitem(__import__("sys").modules, module, None)  # type: ignore[arg-type]
     with pytest.raises(ImportError):
         names["load_config_hf"]("any")
 
