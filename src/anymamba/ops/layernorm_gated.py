@@ -90,6 +90,7 @@ class LayerNormGatedBackend(Protocol):
         norm_before_gate: bool,
         is_rms_norm: bool,
         recompute_out: bool,
+        dz_out: torch.Tensor | None = None,  # like z, any strides: receives dz, and is returned as such
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Return dx, dweight, dbias, dz (None where the input is None), and out again (None unless `recompute_out`)."""
         ...
@@ -341,10 +342,9 @@ def _layer_norm_bwd(
 ) -> tuple[torch.Tensor | None, ...]:
     group_size = x.shape[-1] if group_size is None else group_size
     dx, dweight, dbias, gate_gradient, seen = _backward(
-        dy, x, weight, bias, z, mean, rstd, eps, group_size, norm_before_gate, is_rms_norm, recompute_output
-    )
-    if dz is not None and gate_gradient is not None:
-        gate_gradient = dz.copy_(gate_gradient)
+        dy, x, weight, bias, z, mean, rstd, eps, group_size, norm_before_gate, is_rms_norm, recompute_output,
+        dz,
+    )  # fmt: skip
     if not recompute_output:
         return dx, dweight, dbias, gate_gradient
     if out is not None and seen is not None:
@@ -420,6 +420,7 @@ def _backward(
     norm_before_gate: bool,
     is_rms_norm: bool,
     recompute_out: bool,
+    dz_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     backend: LayerNormGatedBackend = choose(LAYERNORM_GATED, _call(x, weight, group_size))
     return backend.layernorm_gated_backward(
@@ -435,6 +436,7 @@ def _backward(
         norm_before_gate,
         is_rms_norm,
         recompute_out,
+        dz_out,
     )
 
 

@@ -471,13 +471,11 @@ def _backward(
     if inputs.rmsnorm_weight is not None:
         y, _ = _scan(inputs, sizes, options._replace(return_final_states=False), conv, z, dt)
         assert rstd is not None
-        found, dnorm, _, dgate, normed = layernorm_gated._backward(
+        found, dnorm, _, _, normed = layernorm_gated._backward(
             _rows(dy), _rows(y), inputs.rmsnorm_weight, None, _rows(z), None, rstd,
-            *_norm_options(sizes, options), projected,
+            *_norm_options(sizes, options), projected, _rows(dz),
         )  # fmt: skip
         del y
-        assert dgate is not None
-        dz.copy_(dgate.view(z.shape))
         dy = found.view(dy.shape)
         if normed is not None:
             inner.append(normed)

@@ -218,6 +218,19 @@ def test_a_gated_norm_like_one_before_goes_straight_to_the_launch(device: str, h
     assert len(layernorm_gated._prepared._calls) == (2 if has_z else 1)
 
 
+def test_the_gates_gradient_is_written_where_it_shall_go(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, z, dout, weight = (leaf(generator, device, F32, *s).detach() for s in ((5, 48), (5, 48), (5, 48), (48,)))
+    options = {"z": z, "norm_before_gate": False, "is_rms_norm": True}
+    with use_backend("cuda"):
+        _, mean, rstd = layernorm_gated._layer_norm_fwd(x, weight, None, 1e-5, **options)
+        wanted = layernorm_gated._layer_norm_bwd(dout, x, weight, None, 1e-5, mean, rstd, **options)
+        for whole in (torch.zeros(5, 96, device=device)[:, 48:], torch.zeros(48, 5, device=device).t()):
+            found = layernorm_gated._layer_norm_bwd(dout, x, weight, None, 1e-5, mean, rstd, **options, dz=whole)
+            assert found[3] is whole
+            assert torch.equal(whole, wanted[3])
+
+
 def test_a_row_too_long_for_registers_is_refused_with_the_reason(device: str) -> None:
     x = torch.ones(1, 8193, device=device)
     with use_backend("cuda"), pytest.raises(BackendRefusedError, match="8193 columns"):

@@ -43,12 +43,14 @@ def layernorm_gated_backward(
     norm_before_gate: bool,
     is_rms_norm: bool,
     recompute_out: bool,
+    dz_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
     if recompute_out or x.dtype != compute_dtype(x, weight, rstd) or not by_rows(x, z, dout):
         return fallback.layernorm_gated_backward(
-            dout, x, weight, bias, z, mean, rstd, eps, group_size, norm_before_gate, is_rms_norm, recompute_out
-        )
+            dout, x, weight, bias, z, mean, rstd, eps, group_size, norm_before_gate, is_rms_norm, recompute_out,
+            dz_out,
+        )  # fmt: skip
     dx, dweight, dbias, dz = backward(
         dout, x, weight, bias, z, None, None if is_rms_norm else mean, rstd, group_size, norm_before_gate
     )
@@ -56,6 +58,6 @@ def layernorm_gated_backward(
         like(x, dx),
         like(weight, dweight),
         None if bias is None or dbias is None else like(bias, dbias),
-        None if z is None or dz is None else like(z, dz),
+        None if z is None or dz is None else like(z, dz) if dz_out is None else dz_out.copy_(dz),
         None,
     )

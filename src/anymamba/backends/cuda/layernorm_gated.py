@@ -122,11 +122,13 @@ def layernorm_gated_backward(
     norm_before_gate: bool,
     is_rms_norm: bool,
     recompute_out: bool,
+    dz_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
     rows, dim = x.shape
     groups = dim // group_size
-    dx, dz = torch.empty_like(x), None if z is None else torch.empty_like(z)
+    dx = torch.empty_like(x)
+    dz = None if z is None else torch.empty_like(z) if dz_out is None else dz_out
     out = torch.empty_like(x) if recompute_out else None
     if rows == 0:
         return dx, torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias), dz, out

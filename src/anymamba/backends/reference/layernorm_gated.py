@@ -54,6 +54,7 @@ def layernorm_gated_backward(
     norm_before_gate: bool,
     is_rms_norm: bool,
     recompute_out: bool,
+    dz_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
 
@@ -64,4 +65,6 @@ def layernorm_gated_backward(
 
     dx, dweight, dbias, dz = gradients(formula, (x, weight, bias, z), (dout,))
     assert dx is not None and dweight is not None
+    if dz_out is not None and dz is not None:
+        dz = dz_out.copy_(dz)
     return dx, dweight, dbias, dz, formula(x, weight, bias, z) if recompute_out else None

@@ -69,6 +69,7 @@ def layernorm_gated_backward(
     norm_before_gate: bool,
     is_rms_norm: bool,
     recompute_out: bool,
+    dz_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `anymamba.ops.layernorm_gated.LayerNormGatedBackend`."""
     compute = compute_dtype(x, weight, rstd)
@@ -76,7 +77,7 @@ def layernorm_gated_backward(
     groups = dim // group_size
     w, b = weight.to(compute), None if bias is None else bias.to(compute)
     dx = empty_like(x)
-    dz = None if z is None else empty_like(z)
+    dz = None if z is None else empty_like(z) if dz_out is None else dz_out
     out = empty_like(x) if recompute_out else None
     dweight = torch.zeros_like(w)
     dbias = None if b is None else torch.zeros_like(b)
