@@ -70,6 +70,7 @@ def test_a_console_of_that_code_page_is_written_to(code_page: int, tmp_path: Pat
         "kernel = ctypes.windll.kernel32\n"
         "kernel.FreeConsole()\n"
         "kernel.AllocConsole()\n"
+        "if not kernel.GetConsoleOutputCP(): sys.exit(76)\n"
         f"if not kernel.SetConsoleOutputCP({code_page}): sys.exit(77)\n"
         f"kernel.SetConsoleCP({code_page})\n"
         "console = open('CONOUT$', 'w')\n"
@@ -78,8 +79,10 @@ def test_a_console_of_that_code_page_is_written_to(code_page: int, tmp_path: Pat
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, check=False, timeout=240, stdin=subprocess.DEVNULL
     )
+    if result.returncode == 76:
+        pytest.skip("no console can be had here (wine without a display)")
     if result.returncode == 77:
-        pytest.skip(f"this Windows has no code page {code_page} (wine without its font files)")
+        pytest.skip(f"this Windows has no code page {code_page}")
     assert result.returncode == 0, result.stderr.decode(errors="replace")
     assert b"Traceback" not in result.stderr
 
