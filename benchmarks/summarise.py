@@ -173,16 +173,28 @@ def windows_rows(data: dict[str, Any]) -> Iterator[str]:
 
 
 def skips() -> Iterator[str]:
-    """Yield the lines of docs/windows.md that tell how many tests each run left out, and why."""
+    """Yield the lines of docs/windows.md that tell what the recorded runs came to, what they left out, and a capture."""
     path = RESULTS / "windows.json"
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
-    if not runs:
-        return
-    reasons = sorted({reason for run in runs for reason in run["skips"]}, key=str.lower)
-    yield from ("", "| reason | " + " | ".join(run["python"] for run in runs) + " |", "|---" * (len(runs) + 1) + "|")
-    for reason in reasons:
-        cells = [str(run["skips"].get(reason, "")) for run in runs]
-        yield f"| {reason.replace('|', '/')} | {' | '.join(cells)} |"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": []}
+    runs = record["runs"]
+    if runs:
+        yield from ("", f"{record['date']}, commit {record['commit']}: `{record['command']}`.", "")
+        yield from ("| | " + " | ".join(run["python"] for run in runs) + " |", "|---" * (len(runs) + 1) + "|")
+        for row in ("passed", "failed", "skipped", "seconds"):
+            yield f"| {row} | {' | '.join(str(run[row]) for run in runs)} |"
+        reasons = sorted({reason for run in runs for reason in run["skips"]}, key=str.lower)
+        yield from (
+            "",
+            "| skipped because | " + " | ".join(run["python"] for run in runs) + " |",
+            "|---" * (len(runs) + 1) + "|",
+        )
+        for reason in reasons:
+            cells = [str(run["skips"].get(reason, "")) for run in runs]
+            yield f"| {reason.replace('|', '/')} | {' | '.join(cells)} |"
+    capture = RESULTS / "windows-install.txt"
+    if capture.is_file():
+        yield from ("", "## What a console shows", "", "Written by `python -m tools.windows_lab capture`:", "")
+        yield from ("```text", *capture.read_text(encoding="utf-8").splitlines(), "```")
 
 
 def consumers() -> Iterator[str]:
