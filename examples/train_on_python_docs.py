@@ -1,6 +1,7 @@
 """Train a small byte-level Mamba-2 language model on Python's own documentation, on one process or on many.
 
-Needs `anymamba install` (upstream's model, as it comes) and nothing else; the text is in every Python (`pydoc_data.topics`).
+Needs `anymamba install` (upstream's model, as it comes) and NumPy, with which PyTorch writes its checkpoints; the text is in
+every Python (`pydoc_data.topics`).
 
     python examples/train_on_python_docs.py
     torchrun --standalone --nproc-per-node 2 examples/train_on_python_docs.py --parallel ddp
@@ -18,6 +19,7 @@ On Windows torchrun may want USE_LIBUV=0 in the environment; the backend is gloo
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -56,6 +58,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.plot is not None:
         return plot(options.folder, options.plot)
+    if importlib.util.find_spec("numpy") is None:
+        parser.error("PyTorch's distributed checkpoints need NumPy, which is not installed here: pip install numpy")
     device = start()
     try:
         train(options, device)
