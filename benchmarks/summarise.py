@@ -32,6 +32,10 @@ WORDS: dict[str, dict[str, str]] = {
         "Memory: peak MB of PyTorch's allocator in one call. Projections alone: the block's matrix products and nothing else. `python benchmarks/cpu.py --upstream DIR`",
         "cpu head": "| operator | size | pass | upstream | mamba.py | transformers | torch backend | cpu backend | memory: cpu backend | upstream | best peer |",
         "cpu after": "Times faster on all threads than on one: {scaling}. First call of a process, with nothing compiled yet and later: {first}.",
+        "guide": "### The guide's table",
+        "guide about": "{where}, PyTorch {torch}, {date}; {size}, {dtype}: a Mamba block by every implementation on the machine, each checked against the float64 "
+        "reference before it was timed. Milliseconds, median of {rounds} interleaved rounds. `anymamba bench --preset guide`{note}",
+        "guide head": "| implementation | pass | ms | spread | memory MB | tokens/s | Windows |",
         "tests": "### Upstream's own tests",
         "tests about": "Run unchanged through the port by `python -m tools.upstream_tests CHECKOUT`, but for the adaptations that it "
         "prints (device, sizes that take a CPU hours).",
@@ -51,6 +55,9 @@ WORDS: dict[str, dict[str, str]] = {
         "内存：一次调用中 PyTorch 分配器的峰值（MB）。Projections alone：仅该块的矩阵乘法。`python benchmarks/cpu.py --upstream DIR`",
         "cpu head": "| 算子 | 规模 | 阶段 | 上游 | mamba.py | transformers | torch 后端 | cpu 后端 | 内存：cpu 后端 | 上游 | 最佳同类 |",
         "cpu after": "全部线程相对单线程的加速：{scaling}。进程首次调用（无编译缓存时，及之后）：{first}。",
+        "guide": "### 指南中的表格",
+        "guide about": "{where}，PyTorch {torch}，{date}；{size}，{dtype}：本机上每种实现各跑一个 Mamba 块，计时之前先与 float64 参考核对。单位毫秒，{rounds} 轮交替测量取中位数。`anymamba bench --preset guide`{note}",
+        "guide head": "| 实现 | 阶段 | 毫秒 | 波动 | 内存 MB | token/s | Windows |",
         "tests": "### 上游自己的测试",
         "tests about": "通过移植包原样运行（`python -m tools.upstream_tests CHECKOUT`），仅做该命令打印出的调整（设备、CPU 上需数小时的规模）。",
         "tests head": "| 软件包 | 设备 | 通过 | 失败 | 自行跳过 | 未过者（[原因](docs/trust.md#upstreams-own-tests)） |",
@@ -99,6 +106,34 @@ def summary(words: dict[str, str]) -> Iterator[str]:
         yield from rows(data)
         if f"{kind} after" in words:
             yield from ("", words[f"{kind} after"].format(**about(data)))
+    yield from guide(words)
+
+
+def guide(words: dict[str, str]) -> Iterator[str]:
+    """Yield a table for each result of `anymamba bench --preset guide --json`, guide-*.json."""
+    for number, path in enumerate(sorted(RESULTS.glob("guide-*.json"))):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows, machine = data["rows"], data["machine"]
+        note = f" ({'; '.join(data['notes'])})" if data["notes"] else ""
+        yield from ("",) if number else ("", words["guide"], "")
+        yield words["guide about"].format(
+            where=machine.get("gpu") or machine["processor"], torch=data["versions"]["torch"], date=machine["date"][:10],
+            size=rows[0]["size"], dtype=rows[0]["dtype"], rounds=max(len(row["rounds_ms"]) for row in rows), note=note,
+        )  # fmt: skip
+        yield from ("", words["guide head"], "|" + "---|" * (words["guide head"].count("|") - 1))
+        for row in rows:
+            if row["status"] == "refused":
+                continue
+            cells = [row["message"] or row["status"], "-", "-", "-"]
+            if row["rounds_ms"]:
+                middle = median(row["rounds_ms"])
+                spread = (max(row["rounds_ms"]) - min(row["rounds_ms"])) / middle
+                peak = row["peak_mb"]
+                cells = [
+                    f"{middle:.4g}", f"{spread:.0%}", "-" if peak is None else f"{peak:.1f}", f"{row['tokens_per_s']:,.0f}"
+                ]  # fmt: skip
+            kind = "fwd+bwd" if "+" in row["direction"] else "fwd"
+            yield f"| {row['implementation']} | {kind} | {' | '.join(cells)} | {row['windows']} |"
 
 
 def about(data: Any) -> dict[str, Any]:

@@ -136,6 +136,32 @@ def test_the_state_updates_path_on_a_card() -> None:
     assert "state: 15 states; a multiple of 4" in changes[-1]
 
 
+def test_the_dual_scans_path_on_a_card() -> None:
+    x = tensor("x", (2, 16, 4, 64), (4096, 256, 64, 1))
+    B = tensor("B", (2, 16, 1, 128), (2048, 128, 128, 1))
+    assert cuda_layout.path("ssd", {"x": x, "B": B, "C": B}) == ("chunks are read 16 bytes at a time", [])
+    odd = tensor("x", (2, 16, 4, 64), (4160, 260, 65, 1), past=2)
+    said, changes = cuda_layout.path("ssd", {"x": odd, "B": B, "C": B})
+    assert "element by element" in said
+    assert any("no multiple of 8" in change for change in changes)
+    assert any("begins 2 bytes past" in change for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("operator", "x", "word"),
+    [
+        ("layer_norm", tensor("x", (4, 96), (96, 1), "float32"), ""),
+        ("layer_norm", tensor("x", (4, 98), (98, 1), "float32"), "98 columns; a multiple of 4"),
+        ("layernorm_gated", tensor("z", (4, 96), (1, 4), "float32"), "z: stride 4 along its last dimension"),
+        ("swiglu", tensor("xy", (4, 12), (12, 1), "float16"), "6 columns"),
+    ],
+)
+def test_the_norms_and_gates_paths_on_a_card(operator: str, x: TensorLayout, word: str) -> None:
+    said, changes = cuda_layout.path(operator, {x.name: x})
+    assert said == ("rows read column by column" if word else "rows are read 16 bytes at a time")
+    assert any(word in change for change in changes) if word else changes == []
+
+
 def test_the_variable_explains_each_kind_of_call_once_and_changes_no_result(tmp_path: Path) -> None:
     code = (
         "import torch; from anymamba.ops import causal_conv1d_fn, causal_conv1d_update, swiglu\n"

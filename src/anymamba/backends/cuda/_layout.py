@@ -27,6 +27,10 @@ def path(operator: str, tensors: Mapping[str, Any]) -> Answer:
         return _scan(tensors)
     if operator == "selective_state_update" and "state" in tensors:
         return _update(tensors)
+    if operator == "ssd" and {"x", "B", "C"} <= set(tensors):
+        return _dual_scan(tensors)
+    if operator in ("layer_norm", "layernorm_gated", "swiglu"):
+        return _rows(tensors)
     return "a kernel that takes any strides", []
 
 
@@ -103,6 +107,51 @@ def _update(tensors: Mapping[str, Any]) -> Answer:
             f"state: {state.shape[-1]} states; a multiple of {_VECTOR[state.dtype]} is read 16 bytes at a time"
         )
     return "states are read and written one by one", advice
+
+
+def _dual_scan(tensors: Mapping[str, Any]) -> Answer:
+    from anymamba.backends.cuda.ssd import Key, _packed
+
+    dtypes = {getattr(torch, tensors[name].dtype) for name in ("x", "B", "C")}
+    advice = []
+    if len(dtypes) > 1:
+        advice.append("x, B and C: of different dtypes, so copies are made; one dtype for all is read as it is")
+    for name, wanted in (("x", 0), ("B", 0), ("C", 0), ("z", 4)):
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        vector = wanted or _VECTOR.get(tensor.dtype, 4)
+        last = tensor.shape[-1]
+        if last % vector:
+            advice.append(f"{name}: its last dimension has {last}; a multiple of {vector} is read 16 bytes at a time")
+        if not _packed(Key(tensor.shape, tensor.strides, getattr(torch, tensor.dtype), tensor.past), vector):
+            if tensor.strides[-1] != 1:
+                advice.append(f"{name}: stride {tensor.strides[-1]} along its last dimension; 1 is read fastest")
+            advice += _misaligned(name, tensor, tuple(range(len(tensor.shape) - 1)), vector)
+    if advice:
+        return "chunks read element by element where they are not whole groups of 16 bytes", advice
+    return "chunks are read 16 bytes at a time", []
+
+
+def _rows(tensors: Mapping[str, Any]) -> Answer:
+    advice = []
+    for name in ("x", "residual", "z", "x1", "xy"):
+        tensor = tensors.get(name)
+        if tensor is None or not tensor.shape:
+            continue
+        vector = _VECTOR.get(tensor.dtype, 4)
+        if tensor.strides[-1] != 1 and tensor.shape[-1] > 1:
+            advice.append(
+                f"{name}: stride {tensor.strides[-1]} along its last dimension, so it is copied; 1 is read as it is"
+            )
+            continue
+        columns = tensor.shape[-1] // (2 if name == "xy" else 1)
+        if columns % vector:
+            advice.append(f"{name}: {columns} columns; a multiple of {vector} is read 16 bytes at a time")
+        advice += _misaligned(name, tensor, tuple(range(len(tensor.shape) - 1)), vector)
+    if advice:
+        return "rows read column by column", advice
+    return "rows are read 16 bytes at a time", []
 
 
 _VECTOR = {"float32": 4, "float16": 8, "bfloat16": 8, "float64": 2}
