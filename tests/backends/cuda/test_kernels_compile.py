@@ -26,8 +26,8 @@ FRAME_BOUND = 16
 # Known to spill more: kernel -> bytes. To be emptied, not filled.
 # ssd_forward: fp32 with a gate and odd strides (72), fp32 with 256 states on cards with little shared memory (56).
 # ssd_backward: fp32, whose fragments are twice as wide.
-# Norms: rows of more than 4096 columns with two branches and dropout (136), or read element by element (72); a thread has 16
-# columns there, with five to nine values of each, and a row's threads cannot be more. The usual variants have 16 at most.
+# Norms: rows of more than 4096 columns with two branches and dropout (136), or a gate, a mean and a bias (72); a thread has 16
+# columns there, with five to nine values of each, and a row's threads cannot be more. The usual: 16 at most, on sm_70 32.
 KNOWN = {
     "layer_norm_backward": 136,
     "layernorm_gated_backward": 72,
