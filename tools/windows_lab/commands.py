@@ -170,6 +170,7 @@ def _stop(number: int, frame: object) -> None:
 def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespace) -> int:
     layout = found.layout
     start = time.monotonic()
+    commit = _commit()  # now: a working tree goes on while a copy of it is tested
     words = ["-k", chosen.k] if chosen.k else []
     if chosen.minutes is None:
         words += chosen.pytest
@@ -193,7 +194,7 @@ def _test(found: wine.Wine, versions: tuple[str, ...], chosen: argparse.Namespac
         columns["Linux"] = junit.read(chosen.linux_junit)
     if chosen.record is not None:
         how = "python dev.py test --bare" if chosen.by_dev else "python -m pytest"
-        about = {"commit": _commit(), "command": f"{how}, hypothesis profile brief on Windows"}
+        about = {"commit": commit, "command": f"{how}, hypothesis profile brief on Windows"}
         chosen.record.write_text(junit.document(columns, about), encoding="utf-8", newline="\n")
     for text in (junit.table(columns), *suite.complaints(results)):
         sys.stdout.write(text + "\n")
