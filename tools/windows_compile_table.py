@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.windows_lab.compile.command import DEBUG, PTX
 from tools.windows_lab.compile.record import RESULTS, Entry, Record
 from tools.windows_lab.compile.wanted import NOT_TRIED
 
@@ -49,8 +50,8 @@ def _with_rules(record: Record) -> str:
         left = sum(text.startswith(f"{key}: ") and " without " not in text for text in record.not_compiled)
         seconds = f"{min(entry.seconds for entry in units):.0f} to {max(entry.seconds for entry in units):.0f} s each"
         bad = [f"`{Path(entry.unit).name}`: {_cell(entry.error)}" for entry in units if not entry.as_wanted]
-        quick = sum(entry.note == "-G" for entry in units)
-        how = [f"{quick} of them with `-G`"] if quick else []
+        modes = [entry.note for entry in units]
+        how = [f"{modes.count(mode)} of them with `{mode}`" for mode in (DEBUG, PTX) if mode in modes]
         compiled = "; ".join([f"{good} of {len(units) + left} units", *how, seconds, *bad])
         linked = "; ".join(f"`{one.unit}` {'linked' if one.as_wanted else _cell(one.error)}" for one in links) or "-"
         lines.append(
@@ -79,16 +80,21 @@ def _without(record: Record) -> str:
 
 
 def _quick(record: Record) -> str:
-    names: dict[str, list[str]] = defaultdict(list)
-    for entry in record.entries:
-        if entry.note == "-G":
-            names[entry.build].append(f"`{Path(entry.unit).name}`")
-    if not names:
-        return "Every unit was compiled by the product's command word for word."
-    head = (
-        "Compiled with `-G` added: device code is not optimised (the same front ends and host compiler, in less time):"
-    )
-    return "\n".join([head, "", *(f"- {key}: {', '.join(units)}" for key, units in names.items())])
+    parts = []
+    for mode, words in (
+        (DEBUG, "with `-G` added: device code is not optimised (the same front ends and host compiler, in less time)"),
+        (PTX, "with `-G` up to PTX: device code is neither optimised nor assembled for a card (all but `ptxas`, which is the same "
+              "program on every system and takes longest)"),
+    ):  # fmt: skip
+        names: dict[str, list[str]] = defaultdict(list)
+        for entry in record.entries:
+            if entry.note == mode:
+                names[entry.build].append(f"`{Path(entry.unit).name}`")
+        if names:
+            parts.append(
+                "\n".join([f"Compiled {words}:", "", *(f"- {key}: {', '.join(units)}" for key, units in names.items())])
+            )
+    return "\n\n".join(parts) or "Every unit was compiled by the product's command word for word."
 
 
 def _left(record: Record) -> str:

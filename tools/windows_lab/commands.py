@@ -65,7 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     real.add_argument("--only", default="", metavar="EXPRESSION", help="only builds such as mamba_ssm-2.2.2-guide")
     real.add_argument("--minutes", type=float, metavar="N", help="begin nothing after so long; the next call goes on")
-    real.add_argument("--quick", action="store_true", help="device code without optimisation (-G), and noted as such")
+    real.add_argument(
+        "--quick", action="store_const", dest="mode", const=compiling.DEBUG, default=compiling.WHOLE,
+        help="device code without optimisation (-G), and noted as such",
+    )  # fmt: skip
+    real.add_argument(
+        "--ptx", action="store_const", dest="mode", const=compiling.PTX,
+        help="nor assembled for a card: all but ptxas, which takes longest; noted as such",
+    )  # fmt: skip
     real.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="where it is recorded")
 
     for command in (setup, test, shell, dev, capture):
@@ -123,7 +130,7 @@ def _run(arguments: Sequence[str]) -> int:
             with prepare.ready(layout, VERSIONS) as found:
                 fine = compiling.compile_all(
                     found, microsoft, Record(chosen.results), nvcc=chosen.nvcc and chosen.nvcc.resolve(),
-                    sources=sources, only=chosen.only, minutes=chosen.minutes, quick=chosen.quick,
+                    sources=sources, only=chosen.only, minutes=chosen.minutes, mode=chosen.mode,
                 )  # fmt: skip
             return DONE if fine else FAILED
         versions = tuple(chosen.python or VERSIONS)

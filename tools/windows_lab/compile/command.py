@@ -20,10 +20,12 @@ from tools.windows_lab.layout import HERE, REPOSITORY
 from tools.windows_lab.say import say
 from tools.windows_lab.wine import Wine, windows_path
 
-__all__ = ["QUICK", "Job", "compile_all", "cost", "parse_sources"]
+__all__ = ["DEBUG", "PTX", "WHOLE", "Job", "compile_all", "cost", "in_mode", "parse_sources"]
 
 _TIMEOUT = 2400.0
-QUICK = "-G"
+WHOLE, DEBUG, PTX = "", "-G", "-G to PTX"
+"""How much is made of device code: all, by the product's command word for word; unoptimised; that, and not assembled."""
+_MODES = (WHOLE, DEBUG, PTX)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def compile_all(
     sources: Mapping[tuple[str, str], Path] | None = None,
     only: str = "",
     minutes: float | None = None,
-    quick: bool = False,
+    mode: str = WHOLE,
 ) -> bool:
     """Compile what is wanted and not recorded yet; return whether all that was done ended as it must.
 
@@ -94,9 +96,10 @@ def compile_all(
         Regular expression of the builds' keys.
     minutes : float, optional
         Begin nothing more after so long; the next call goes on.
-    quick : bool
-        Compile device code without optimisation (nvcc's -G): the same front ends and host compiler in a fraction of the time.
-        Such an entry says so, and a later call without it compiles again.
+    mode : str
+        DEBUG compiles device code without optimisation (nvcc's -G): the same front ends and host compiler in a fraction of the
+        time. PTX also leaves the assembler out, which is the same on every system and takes longest; the driver would run it
+        on the user's card. Such an entry says so, and a later call that asks for more compiles again.
     """
     end = time.monotonic() + (minutes * 60 if minutes is not None else 1e9)
     root = found.layout.root / "compile"
@@ -121,18 +124,18 @@ def compile_all(
     jobs.sort(key=cost)
     fine = True
     for job in jobs:
-        if _recorded(record, job, quick) is None and time.monotonic() < end:
-            fine &= _do(found, microsoft, job, nvcc, stand_ins, record, quick)
+        if _recorded(record, job, mode) is None and time.monotonic() < end:
+            fine &= _do(found, microsoft, job, nvcc, stand_ins, record, mode)
     for build, step, whole in links:
-        done = [_recorded(record, job, quick) for job in whole]
+        done = [_recorded(record, job, mode) for job in whole]
         together = _digest([entry.inputs for entry in done if entry is not None])
         linked = record.find((build.key, step["output"], ""), together)
         if all(entry is not None and entry.as_wanted for entry in done) and (linked is None or not linked.as_wanted):
             for job in whole:  # a plan made anew begins with an empty folder
                 if not (job.folder / job.step["output"]).is_file():
-                    fine &= _do(found, microsoft, job, nvcc, stand_ins, record, quick)
-            fine &= _link(found, microsoft, build, step, together, nvcc, stand_ins, record)
-    left += [job.words for job in jobs if _recorded(record, job, quick=True) is None]
+                    fine &= _do(found, microsoft, job, nvcc, stand_ins, record, mode)
+            fine &= _link(found, microsoft, build, step, whole, together, nvcc, stand_ins, record)
+    left += [job.words for job in jobs if _recorded(record, job, PTX) is None]
     known = {job.key for job in jobs} | {(build.key, step["output"], "") for build, step, _ in links}
     asked = {job.build.key for job in jobs}
     record.entries = [entry for entry in record.entries if entry.key in known or entry.build not in asked]
@@ -264,51 +267,78 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
-def _quickly(job: Job) -> bool:
-    return job.trial is None and job.unit.endswith(".cu")
+def in_mode(command: Sequence[str], unit: str, mode: str) -> list[str]:
+    """Return a compiler's command line with the options of a mode, which are for device code alone."""
+    if not unit.endswith(".cu") or mode == WHOLE:
+        return list(command)
+    if mode == PTX:
+        command = [re.sub(r"(-gencode=arch=compute_\w+,code=)sm_(\w+)", r"\1compute_\2", word) for word in command]
+    return [*command, "-G"]
 
 
-def _recorded(record: Record, job: Job, quick: bool) -> Entry | None:
-    """Return the entry of a job; `quick`: also of device code without optimisation."""
-    found = record.find(job.key, job.inputs)
-    if found is None and quick and _quickly(job):
-        found = record.find(job.key, _digest([job.inputs, QUICK]))
-    return found
+def _mode_of(job: Job, asked: str) -> str:
+    """Rules are left out, and C++ is compiled, by whole commands always: both end soon."""
+    return asked if job.trial is None and job.unit.endswith(".cu") else WHOLE
+
+
+def _inputs(job: Job, mode: str) -> str:
+    return job.inputs if mode == WHOLE else _digest([job.inputs, mode])
+
+
+def _recorded(record: Record, job: Job, mode: str) -> Entry | None:
+    """Return the entry of a job, made as this mode makes it or with more."""
+    for fuller in _MODES[: _MODES.index(_mode_of(job, mode)) + 1]:
+        found = record.find(job.key, _inputs(job, fuller))
+        if found is not None:
+            return found
+    return None
 
 
 def _do(
-    found: Wine, microsoft: trees.MicrosoftTree, job: Job, nvcc: Path | None, stand_ins: Path, record: Record, quick: bool
+    found: Wine, microsoft: trees.MicrosoftTree, job: Job, nvcc: Path | None, stand_ins: Path, record: Record, asked: str
 ) -> bool:  # fmt: skip
+    """Compile, and record it unless as much or more of this unit is recorded (its object was wanted for a link)."""
     environment = _environment(found, microsoft, job.build.setting, nvcc, stand_ins)
-    command = list(job.step["command"])
+    mode = _mode_of(job, asked)
+    command = in_mode(job.step["command"], job.unit, mode)
     if job.trial is not None and job.trial.option:
         command.append(job.trial.option)
-    note, inputs = "", job.inputs
-    if quick and _quickly(job):
-        command.append(QUICK)
-        note, inputs = QUICK, _digest([job.inputs, QUICK])
     said = units.run_step(found, command, job.folder, job.step["output"], environment, timeout=_TIMEOUT)
     (job.folder / f"{Path(job.unit).name}.log").write_text(said.output, encoding="utf-8")
     if job.trial is None:
         wanted, as_wanted = "compiles", said.ok
     else:
         wanted, as_wanted = job.trial.says, not said.ok and units.says(said.output, job.trial.says)
-    record.add(Entry(*job.key, wanted, as_wanted, said.error, round(said.seconds, 1), _today(), inputs, note))
+    _how(job).write_text(mode, encoding="utf-8")
+    if _recorded(record, job, mode) is None:
+        made_of, seconds = _inputs(job, mode), round(said.seconds, 1)
+        record.add(Entry(*job.key, wanted, as_wanted, said.error, seconds, _today(), made_of, mode))
     verdict = "as it must" if as_wanted else "NOT AS IT MUST"
-    say(f"{job.words}: {verdict}: {said.error or 'compiled'} ({said.seconds:.0f} s)")
+    say(
+        f"{job.words}: {verdict}: {said.error or 'compiled'} ({' '.join(filter(None, [mode, f'{said.seconds:.0f} s']))})"
+    )
     return as_wanted
 
 
+def _how(job: Job) -> Path:
+    """The file beside an object that says in which mode it was made."""
+    return job.folder / f"{job.step['output']}.mode"
+
+
 def _link(
-    found: Wine, microsoft: trees.MicrosoftTree, build: Build, step: Mapping[str, Any], inputs: str,
-    nvcc: Path | None, stand_ins: Path, record: Record,
+    found: Wine, microsoft: trees.MicrosoftTree, build: Build, step: Mapping[str, Any], whole: Sequence[Job],
+    inputs: str, nvcc: Path | None, stand_ins: Path, record: Record,
 ) -> bool:  # fmt: skip
     folder = found.layout.root / "compile" / build.key / "all"
     libraries = found.layout.python(SETTINGS[build.setting].python) / "Lib" / "site-packages" / "torch" / "lib"
     environment = _environment(found, microsoft, build.setting, nvcc, stand_ins)
     said, stood_in = units.link(found, step["command"], folder, step["output"], environment, libraries)
     (folder / "link.log").write_text(said.output, encoding="utf-8")
-    note = f"{len(stood_in)} names of c10_cuda.lib and torch_cuda.lib stood in for" if stood_in else ""
+    made = [_how(job).read_text(encoding="utf-8") if _how(job).is_file() else "" for job in whole]
+    notes = [f"{made.count(mode)} of its objects with {mode}" for mode in (DEBUG, PTX) if mode in made]
+    if stood_in:
+        notes.append(f"{len(stood_in)} names of c10_cuda.lib and torch_cuda.lib stood in for")
+    note = "; ".join(notes)
     seconds, output = round(said.seconds, 1), step["output"]
     record.add(Entry(build.key, output, "", "links", said.ok, said.error, seconds, _today(), inputs, note))
     say(f"{build.key} {step['output']}: {'linked' if said.ok else said.error} ({note or 'nothing stood in for'})")
