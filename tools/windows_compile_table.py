@@ -83,17 +83,16 @@ def _quick(record: Record) -> str:
     parts = []
     for mode, words in (
         (DEBUG, "with `-G` added: device code is not optimised (the same front ends and host compiler, in less time)"),
-        (PTX, "with `-G` up to PTX: device code is neither optimised nor assembled for a card (all but `ptxas`, which is the same "
-              "program on every system and takes longest)"),
+        (PTX, "with `-G` up to PTX: neither optimised nor assembled for a card (all but `ptxas`, which is the same"
+              " everywhere and takes longest)"),
     ):  # fmt: skip
         names: dict[str, list[str]] = defaultdict(list)
         for entry in record.entries:
             if entry.note == mode:
                 names[entry.build].append(f"`{Path(entry.unit).name}`")
         if names:
-            parts.append(
-                "\n".join([f"Compiled {words}:", "", *(f"- {key}: {', '.join(units)}" for key, units in names.items())])
-            )
+            lines = [f"- {key}: {', '.join(units)}" for key, units in names.items()]
+            parts.append("\n".join([f"Compiled {words}:", "", *lines]))
     return "\n\n".join(parts) or "Every unit was compiled by the product's command word for word."
 
 

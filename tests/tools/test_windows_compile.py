@@ -197,6 +197,28 @@ def test_a_result_stands_for_as_long_as_its_inputs(tmp_path: Path) -> None:
     assert again.find(("b", "u.cu", ""), "others") is None and again.find(("b", "u.cu", "m-log2e"), "inputs") is None
 
 
+def test_device_code_ends_as_ptx_of_the_same_architecture_and_host_code_is_left_alone() -> None:
+    asked = ["nvcc.exe", "-c", "a.cu", "-gencode=arch=compute_86,code=sm_86", "-Xcompiler", "/MD"]
+    assert command.in_mode(asked, "a.cu", command.WHOLE) == asked
+    assert command.in_mode(asked, "a.cu", command.DEBUG) == [*asked, "-G"]
+    ptx = "-gencode=arch=compute_86,code=compute_86"
+    assert command.in_mode(asked, "a.cu", command.PTX) == [*asked[:3], ptx, *asked[4:], "-G"]
+    assert command.in_mode(["cl.exe", "a.cpp"], "a.cpp", command.PTX) == ["cl.exe", "a.cpp"]
+
+
+def test_a_fuller_compile_stands_for_a_lesser_one_and_not_the_other_way(tmp_path: Path) -> None:
+    record = Record(tmp_path / "r.json")
+    job = command.Job(GUIDE, "a.cu", None, {}, Path(), "digest")
+    record.add(
+        Entry(*job.key, "compiles", True, "", 1.0, "2026-12-01", command._inputs(job, command.DEBUG), command.DEBUG)
+    )
+    assert command._recorded(record, job, command.PTX) is not None
+    assert command._recorded(record, job, command.DEBUG) is not None
+    assert command._recorded(record, job, command.WHOLE) is None
+    left_out = dataclasses.replace(job, trial=TRIALS[0])
+    assert command._inputs(left_out, command._mode_of(left_out, command.PTX)) == "digest"  # a rule is tried whole
+
+
 def test_in_the_committed_results_every_compiler_did_as_it_must() -> None:
     record = Record(RESULTS)
     assert record.entries and [one for one in record.entries if not one.as_wanted] == []
