@@ -65,6 +65,33 @@ def test_nvccs_are_listed_in_the_order_in_which_a_build_takes_them(tmp_path: Pat
     assert found.variables == (("CUDA_HOME", str(tmp_path / "home")),)
 
 
+HEADERS = ("cuda_runtime.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h")
+
+
+def missing_beside(nvcc: Path) -> set[str]:
+    found = read_compilers(
+        environ={"PATH": str(nvcc.parent)}, ask=lambda command: Answer(0, nvcc_says("13.0"), ""), windows=False
+    )
+    return set(found.nvcc[0].missing)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="scripts and pip's CUDA packages are Linux's ways")
+@pytest.mark.skipif(Path("/usr/include/cuda_runtime.h").exists(), reason="this machine's own headers would be found")
+def test_headers_are_looked_for_in_the_toolkit_that_a_script_starts_and_in_pips_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilers_module.sys, "path", [str(tmp_path / "site")])
+    real = program(tmp_path / "cuda" / "bin", "nvcc")
+    script = program(tmp_path / "bin", "nvcc")
+    script.write_text(f'#!/bin/sh\nexec "{real}" "$@"\n', encoding="utf-8")
+    assert missing_beside(script) == set(HEADERS)
+    program(tmp_path / "cuda" / "include", "cuda_runtime.h")
+    assert missing_beside(script) == set(HEADERS[1:])
+    for header in HEADERS[1:]:
+        program(tmp_path / "site" / "nvidia" / "cu13" / "include", header)
+    assert missing_beside(script) == set()
+
+
 def test_visual_studio_comes_from_vswhere_with_its_toolsets(tmp_path: Path) -> None:
     studio = tmp_path / "BuildTools"
     for toolset in ("14.38.33130", "14.44.35207"):

@@ -18,7 +18,7 @@ from typing import Any
 
 from anymamba.machine._programs import Ask, ask
 
-__all__ = ["Compilers", "Nvcc", "Tool", "VisualStudio", "read_compilers"]
+__all__ = ["Compilers", "Nvcc", "Tool", "VisualStudio", "read_compilers", "toolkit_root"]
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,27 @@ def _default_toolkits(environ: Mapping[str, str], windows: bool) -> list[Path]:
 
 def _missing(nvcc: Path, windows: bool) -> tuple[str, ...]:
     """Return what torch's headers and the linker want of the toolkit and is not there (conda's cuda-nvcc comes alone)."""
-    # a link (/usr/bin/nvcc, a module's folder) belongs to the toolkit it leads to; a package that spreads itself over
-    # /usr keeps its headers in /usr/include, which the compiler finds by itself
-    roots = {nvcc.parent.parent, nvcc.resolve().parent.parent, Path("/usr")} if not windows else {nvcc.parent.parent}
+    # a link or a script (/usr/bin/nvcc, a module's folder) belongs to the toolkit it leads to; a package that spreads
+    # itself over /usr keeps its headers in /usr/include, which the compiler finds by itself
+    roots = {nvcc.parent.parent, toolkit_root(nvcc), Path("/usr")} if not windows else {nvcc.parent.parent}
     includes = [root / part for root in roots for part in ("include", "targets/x86_64-linux/include")]
+    # the packages of NVIDIA's that pip's torch brings: a build takes from them what the toolkit lacks
+    includes += [folder for place in sys.path for folder in sorted(Path(place).glob("nvidia/*/include"))]
     wanted = ("cuda_runtime.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h")
     missing = [name for name in wanted if not any((folder / name).is_file() for folder in includes)]
     if windows and not any((root / "lib" / "x64" / "cudart.lib").is_file() for root in roots):
         missing += ["cudart.lib"] if not any((root / "lib" / "cudart.lib").is_file() for root in roots) else []
     return tuple(missing)
+
+
+def toolkit_root(nvcc: Path) -> Path:
+    """Return the folder of the toolkit that an nvcc belongs to, through links and through a script that starts the real one."""
+    path = nvcc
+    if path.is_file() and path.stat().st_size < 4096:  # nvcc itself has megabytes
+        for word in path.read_text(encoding="utf-8", errors="replace").split():
+            if word.strip("\"'").endswith("/bin/nvcc") and Path(word.strip("\"'")).is_file():
+                path = Path(word.strip("\"'"))
+    return path.resolve().parent.parent
 
 
 def _nvcc_version(path: str, ask: Ask) -> str:

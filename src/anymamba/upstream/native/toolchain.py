@@ -17,7 +17,7 @@ from pathlib import Path
 from anymamba.doctor import Status, Way, examine
 from anymamba.machine import Machine
 from anymamba.machine._programs import Ask, ask
-from anymamba.machine.compilers import Nvcc, VisualStudio
+from anymamba.machine.compilers import Nvcc, VisualStudio, toolkit_root
 from anymamba.upstream.native.rules.msvc_guard import first_refused
 
 __all__ = ["Problem", "Toolchain", "choose_toolchain", "cuda_includes", "cuda_libraries", "missing_headers"]
@@ -111,7 +111,7 @@ def choose_toolchain(
         system=machine.system.name,
         nvcc=nvcc.path if nvcc else "",
         cuda=(nvcc.release if nvcc else None) or (0, 0),
-        cuda_root=_toolkit_root(nvcc.path) if nvcc else "",
+        cuda_root=str(toolkit_root(Path(nvcc.path))) if nvcc else "",
         host=host,
         linker=linker,
         ninja=machine.compilers.ninja.path if machine.compilers.ninja else "",
@@ -152,15 +152,6 @@ def _doctor(machine: Machine) -> list[Problem]:
             continue
         problems.append(Problem(result.title, result.seen, result.why, result.fix, fatal=failed))
     return sorted(problems, key=lambda problem: not problem.fatal)
-
-
-def _toolkit_root(nvcc: str) -> str:
-    path = Path(nvcc)
-    if path.is_file() and path.stat().st_size < 4096:  # a script that starts the real one; nvcc itself has megabytes
-        for word in path.read_text(encoding="utf-8", errors="replace").split():
-            if word.strip("\"'").endswith("/bin/nvcc") and Path(word.strip("\"'")).is_file():
-                path = Path(word.strip("\"'"))
-    return str(path.resolve().parent.parent)
 
 
 def _unix_host(environ: Mapping[str, str]) -> str:
