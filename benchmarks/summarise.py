@@ -1,4 +1,4 @@
-"""Put the measured figures into the READMEs: `python benchmarks/summarise.py [--check]`.
+"""Put the measured figures into the READMEs and documents: `python benchmarks/summarise.py [--check]`.
 
 Reads the JSON files in `benchmarks/results/` (written by gpu.py, cpu_reference.py, consumer_models.py, tools.upstream_tests and
 tools.windows_lab) and rewrites what stands between the two `results` markers. No figure in the READMEs comes from elsewhere.
@@ -77,6 +77,7 @@ def main() -> int:
     texts = {name: "\n".join(summary(words)) for name, words in WORDS.items()}
     texts["docs/windows.md"] = "\n".join(skips())
     texts["docs/consumers.md"] = "\n".join(consumers())
+    texts["docs/native.md"] = "\n".join(native())
     for name, text in texts.items():
         path = ROOT / name
         before = path.read_text(encoding="utf-8")
@@ -205,6 +206,40 @@ def windows_rows(data: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each Python."""
     for run in data["runs"]:
         yield f"| {run['python']} | {run['passed']} | {run['failed']} | {run['skipped']} |"
+
+
+def native() -> Iterator[str]:
+    """Yield what was built on a card's machine, and how far each release came there."""
+    data = json.loads((RESULTS / "native-h200.json").read_text(encoding="utf-8"))
+    machine = data["machine"]
+    yield (
+        f"{machine['card']}, {machine['cores']} cores, nvcc {machine['nvcc']}, gcc {machine['gcc']}, torch {machine['torch']}, "
+        f"Python {machine['python']}; {data['date']}; `{data['command']}`, {data['how']}."
+    )
+    yield from ("", "| release | built | installed and proved | upstream's own tests |", "|---|---|---|---|")
+    for one in data["builds"]:
+        built = f"{one['seconds']} s, beside {one['beside']}" if one["built"] else f"no: {one['why_not']}"
+        if one.get("peak_gib"):
+            built += f"; {one['peak_gib']} GiB at most"
+        proved = "-" if not one["built"] else "yes" if one["proved"] else f"no: {one['why_not']}"
+        if one.get("proof"):
+            proved += f": {one['proof']}"
+        tests = one["upstream_tests"]
+        counts = (
+            f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skip themselves"
+            if tests
+            else "not run"
+        )
+        yield f"| {one['package']} {one['version']} | {built} | {proved} | {counts} |"
+    unit, one, many = (
+        data["one_unit"][key] for key in ("unit", "one_architecture", "nine_architectures_of_the_newest_setup_py")
+    )
+    yield ""
+    yield (
+        f"One architecture against upstream's own list, on {unit}: {one['seconds']} s for 9.0 alone, {many['seconds']} s "
+        f"({many['seconds'] / one['seconds']:.1f} times as long, {many['bytes'] / one['bytes']:.1f} times the bytes) for the nine that the "
+        "newest setup.py lists for CUDA 13 (the list of 1.4.0 and 2.2.2 begins with sm_53, which nvcc 13 refuses)."
+    )
 
 
 def skips() -> Iterator[str]:

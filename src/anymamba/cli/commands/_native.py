@@ -159,9 +159,8 @@ def _show(screen: Terminal, plan: NativePlan) -> None:
             screen.say(f"  rule     {escape(cure.rule.id)}: {escape(how)}")
         screen.say(f"  built in {escape(package.folder)}")
     screen.say("[bold]Tools[/]")
-    screen.say(
-        f"  torch    {escape(f'{torch.version}, CUDA {torch.cuda or None}, {torch.standard}') if torch else 'none'}"
-    )
+    built_with = f"CUDA {torch.cuda}" if torch is not None and torch.cuda else "no CUDA"
+    screen.say(f"  torch    {escape(f'{torch.version}, {built_with}, {torch.standard}') if torch else 'none'}")
     release = f" ({chain.cuda[0]}.{chain.cuda[1]})" if chain.nvcc else ""
     screen.say(f"  nvcc     {escape((chain.nvcc or 'none') + release)}")
     screen.say(f"  host     {escape(chain.host or 'none')}")

@@ -66,8 +66,9 @@ class Toolchain:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-# The doctor's checks that a rule's flags answer, or that do not concern us (we decode compilers' words leniently).
-_CURED = {"studio-for-cuda", "code-page", "build-variables", "build-memory"}
+# The doctor's checks that a rule's flags answer, that do not concern us (we decode compilers' words leniently), or that
+# `missing_headers` asks better, where a build looks.
+_CURED = {"studio-for-cuda", "code-page", "build-variables", "build-memory", "toolkit-files"}
 # Without these nothing can be compiled, whatever the doctor thinks of them.
 _NEEDED = {"ninja-found"}
 # Checks of the doctor that stop a build when they fail; others of the native way are warnings here.
