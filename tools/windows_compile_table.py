@@ -19,6 +19,7 @@ from tools.windows_lab.compile.wanted import NOT_TRIED
 __all__ = ["DOCUMENT", "replaced", "tables"]
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "native.md"
+_MODES = {DEBUG: "with `-G`", PTX: "with `-G` up to PTX"}
 _BEGIN, _END = "<!-- compiled: made by tools/windows_compile_table.py -->", "<!-- end of compiled -->"
 
 
@@ -51,14 +52,21 @@ def _with_rules(record: Record) -> str:
         seconds = f"{min(entry.seconds for entry in units):.0f} to {max(entry.seconds for entry in units):.0f} s each"
         bad = [f"`{Path(entry.unit).name}`: {_cell(entry.error)}" for entry in units if not entry.as_wanted]
         modes = [entry.note for entry in units]
-        how = [f"{modes.count(mode)} of them with `{mode}`" for mode in (DEBUG, PTX) if mode in modes]
+        how = [f"{modes.count(mode)} of them {words}" for mode, words in _MODES.items() if mode in modes]
         compiled = "; ".join([f"{good} of {len(units) + left} units", *how, seconds, *bad])
-        linked = "; ".join(f"`{one.unit}` {'linked' if one.as_wanted else _cell(one.error)}" for one in links) or "-"
+        linked = "; ".join(f"`{one.unit}` {_linked(one)}" for one in links) or "-"
         lines.append(
             f"| {build['package']} {build['version']} | {build['python']}, {build['torch']}, {build['standard']} "
             f"| {build['cuda_headers']} | {compiled} | {linked} |"
         )
     return "\n".join(lines)
+
+
+def _linked(entry: Entry) -> str:
+    if not entry.as_wanted:
+        return _cell(entry.error)
+    objects = [part.replace(f"with {PTX}", _MODES[PTX]) for part in entry.note.split("; ") if "objects" in part]
+    return f"linked ({'; '.join(objects)})" if objects else "linked"
 
 
 def _without(record: Record) -> str:
