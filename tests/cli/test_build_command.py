@@ -32,8 +32,8 @@ def _no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise MachineError("no torch here")
 
     monkeypatch.setattr(torch_paths, "read_torch_paths", none)
-    monkeypatch.setattr("anymamba.machine.read_torch", lambda operators: (None, ()))
-    monkeypatch.setattr("anymamba.machine.read_driver", Driver)
+    monkeypatch.setattr("anymamba.machine.facts.read_torch", lambda operators: (None, ()))
+    monkeypatch.setattr("anymamba.machine.facts.read_driver", Driver)
     monkeypatch.setenv("ANYMAMBA_CACHE_DIR", str(tmp_path / "cache"))
 
 

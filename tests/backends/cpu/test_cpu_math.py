@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("numba", reason="numba (the extra anymamba[cpu]) is not installed")
 
-from anymamba.backends.cpu._compile import inline
+from anymamba.backends.cpu._compile import kernel
 from anymamba.backends.cpu._math import exp2, sigmoid, softplus
 
 
-@inline
-def _over(values, which):
-    out = np.empty_like(values)
-    for i in range(values.size):
+@kernel
+def _computed(first, after, values, out, which):
+    for i in range(first, after):
         if which == 0:
             out[i] = exp2(values[i])
         elif which == 1:
             out[i] = sigmoid(values[i])
         else:
             out[i] = softplus(values[i])
+
+
+def _over(values: np.ndarray, which: int) -> np.ndarray:
+    out = np.empty_like(values)
+    _computed(0, values.size, torch.from_numpy(values), torch.from_numpy(out), which)
     return out
 
 

@@ -13,8 +13,8 @@ import torch
 
 from anymamba import backends
 from anymamba.backends import cuda
+from anymamba.backends import disk_cache as cache_module
 from anymamba.backends.cuda.runtime import Variant, cached, libraries, load, sources, use_runtime
-from anymamba.backends.cuda.runtime import cache as cache_module
 from anymamba.backends.cuda.runtime.architectures import target_option, why_unsupported
 from anymamba.backends.cuda.runtime.cache import DiskCache, default_directory, key_of
 from anymamba.backends.cuda.runtime.driver import Arguments

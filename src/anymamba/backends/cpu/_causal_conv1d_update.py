@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from anymamba.backends import Operator
-from anymamba.backends.cpu._address import LIKE, array_at, integers_at
-from anymamba.backends.cpu._compile import kernel
-from anymamba.backends.cpu._math import sigmoid
+from anymamba.backends.cpu._compile import CODES, FLOATS, kernel
+from anymamba.backends.cpu._math import most, sigmoid
+from anymamba.backends.cpu._native import check
 from anymamba.backends.torch import causal_conv1d as fallback
 
 __all__ = ["causal_conv1d_update", "prepare"]
@@ -40,7 +39,9 @@ def causal_conv1d_update(
     lengths, entries = (None if t is None else t.long().contiguous() for t in (cache_seqlens, conv_state_indices))
     out = torch.empty_like(x)
     layout = _layout(x, conv_state, weight, bias, silu, lengths, entries, out)
-    _update(layout, LIKE[x.dtype], *_addresses(x, conv_state, weight, bias, lengths, entries, out))
+    step = _update.variant(_signature(x.dtype))
+    block = step.layout.pack(layout.data_ptr(), *_addresses(x, conv_state, weight, bias, lengths, entries, out))
+    check(step.code.range(0, x.shape[0], block))
     return out
 
 
@@ -56,14 +57,16 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
     out = torch.empty_like(x)
     columns, columns_out = (x, out) if x.dim() == 3 else (x.unsqueeze(-1), out.unsqueeze(-1))
     layout = _layout(columns, conv_state, weight, bias, silu, lengths, entries, columns_out)
-    same = LIKE[x.dtype]
+    step = _update.variant(_signature(x.dtype))
+    pack, run = step.layout.pack, step.code.range
 
     def call(
         x: torch.Tensor, conv_state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
         lengths: torch.Tensor | None, entries: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         out = torch.empty_like(x)
-        _update(layout, same, *_addresses(x, conv_state, weight, bias, lengths, entries, out))
+        block = pack(layout.data_ptr(), *_addresses(x, conv_state, weight, bias, lengths, entries, out))
+        check(run(0, x.shape[0], block))
         return out
 
     return call
@@ -72,7 +75,11 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
 def _fits(x: torch.Tensor, conv_state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Return whether all is one dtype that a kernel computes in."""
     same = x.dtype == conv_state.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
-    return same and x.dtype in LIKE
+    return same and x.dtype in FLOATS
+
+
+def _signature(dtype: torch.dtype) -> str:
+    return "l" + 4 * CODES[dtype] + "ll" + CODES[dtype]
 
 
 def _addresses(*tensors: torch.Tensor | None) -> list[int]:
@@ -88,33 +95,31 @@ def _layout(
     lengths: torch.Tensor | None,
     entries: torch.Tensor | None,
     out: torch.Tensor,
-) -> Any:
+) -> torch.Tensor:
     """Return all that is not an address: sizes, strides, options."""
-    return np.array(
+    return torch.tensor(
         [
             *x.shape, weight.shape[1], conv_state.shape[2],
             *x.stride(), *conv_state.stride(), *weight.stride(), 0 if bias is None else bias.stride(0), *out.stride(),
             bias is not None, silu, lengths is not None, entries is not None,
         ],
-        dtype=np.int64,
+        dtype=torch.int64,
     )  # fmt: skip
 
 
 @kernel
-def _update(layout, like, x_at, state_at, weight_at, bias_at, lengths_at, entries_at, out_at):
-    batch, dim, seqlen, width, state_len = layout[0], layout[1], layout[2], layout[3], layout[4]
+def _update(first, after, layout, x, state, weight, bias, lengths, entries, out):
+    """Do the step of the batch entries first <= b < after."""
+    dim, seqlen, width, state_len = layout[1], layout[2], layout[3], layout[4]
     x_b, x_d, x_t, s_b, s_d, s_t = layout[5], layout[6], layout[7], layout[8], layout[9], layout[10]
     w_d, w_k, bias_d, out_b, out_d, out_t = layout[11], layout[12], layout[13], layout[14], layout[15], layout[16]
     has_bias, silu, circular, has_entries = layout[17] != 0, layout[18] != 0, layout[19] != 0, layout[20] != 0
-    x, state, weight = array_at(x_at, like), array_at(state_at, like), array_at(weight_at, like)
-    bias, out = array_at(bias_at, like), array_at(out_at, like)
-    lengths, entries = integers_at(lengths_at), integers_at(entries_at)
     reach = width - 1
     # The usual step: one column, everything side by side. Its loops have no branches and no computed indices.
     usual = (
         seqlen == 1 and not circular and width == 4 and s_t == 1 and w_k == 1 and x_d == 1 and out_d == 1 and has_bias
     )
-    for b in range(batch):
+    for b in range(first, after):
         entry = entries[b] if has_entries else b
         if entry < 0:
             for d in range(dim):
@@ -147,7 +152,7 @@ def _update(layout, like, x_at, state_at, weight_at, bias_at, lengths_at, entrie
         for d in range(dim):
             xd, sd = b * x_b + d * x_d, entry * s_b + d * s_d
             for t in range(seqlen):
-                v = bias[d * bias_d] if has_bias else like.dtype.type(0)
+                v = bias[d * bias_d] if has_bias else x.dtype.type(0)
                 for k in range(width):
                     j = t - reach + k
                     if j >= 0:
@@ -157,7 +162,7 @@ def _update(layout, like, x_at, state_at, weight_at, bias_at, lengths_at, entrie
                         v += weight[d * w_d + k * w_k] * state[sd + i * s_t]
                 out[b * out_b + d * out_d + t * out_t] = v * sigmoid(v) if silu else v
             if circular:
-                for t in range(max(seqlen - state_len, 0), seqlen):  # of a longer block only the last columns stay
+                for t in range(most(seqlen - state_len, 0), seqlen):  # of a longer block only the last columns stay
                     state[sd + (start + t) % state_len * s_t] = x[xd + t * x_t]
             else:
                 for i in range(state_len):

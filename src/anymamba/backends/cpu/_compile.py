@@ -1,97 +1,129 @@
-"""Compilation: numba's disk cache in our own folder, LLVM flags, and the flat view through which kernels see tensors.
+"""Kernels written in Python: compiled by numba once a machine, kept as machine code, called without numba from then on.
 
-Kernels take one-dimensional arrays over a tensor's memory, with its strides as integers: any layout costs no copy, and one
-compiled variant a dtype serves all of them. They release the GIL; `_threads` runs them.
+`@kernel` marks a function ``(first, after, ...)`` that computes the work items first <= item < after. Its other arguments are
+tensors (one-dimensional arrays that start at the tensor's first element; sizes and strides are arguments of their own: any
+layout costs no copy, and one compiled variant a dtype serves all of them), whole numbers, truth values and floats.
+
+numba takes 0.3 s to import and as much again to find what it cached, in every process. So a kernel becomes an object file of
+our own with two entries that know nothing of Python (`_build`), which any later process links and calls (`_native`).
 """
 
 from __future__ import annotations
 
+import struct
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import numba
-import numpy as np
-import numpy.typing as npt
 import torch
-from numba.core import config as _config
 
-from anymamba import __version__
-from anymamba.machine.folders import cache_folder
+from anymamba.backends.cpu import _native
+from anymamba.backends.cpu._threads import run_compiled
 
-__all__ = ["exact_kernel", "flat", "inline", "kernel"]
-
-config: Any = _config  # numba fills it at run time
+__all__ = ["CODES", "FLOATS", "Kernel", "exact_kernel", "inline", "kernel"]
 
 # No "nnan"/"ninf": an infinity or NaN in the inputs must come out as one. Reassociation lets LLVM sum lanes in parallel.
-_FLAGS = {"contract", "reassoc", "nsz", "arcp"}
+_FLAGS = frozenset({"contract", "reassoc", "nsz", "arcp"})
+
+CODES = {
+    torch.float32: "s", torch.float64: "d", torch.int32: "w", torch.int64: "l", torch.uint8: "u", torch.bool: "o",
+}  # fmt: skip
+"""What stands for a tensor of a dtype in a signature; beside them i: a whole number, b: a truth value, f: a float."""
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile for the dtypes of its arguments on first call; keep the machine code in anymamba's cache folder."""
-    return _kept(function, _FLAGS)
+FLOATS = (torch.float32, torch.float64)
+"""What kernels compute in."""
 
 
-def exact_kernel(function: Callable[..., Any]) -> Any:
-    """Compile as `kernel` does, but sum in the order that is written: for sums that carry their own rounding error along."""
-    return _kept(function, {"contract"})
+class Entry(NamedTuple):
+    """A compiled variant of a kernel."""
+
+    code: _native.Code
+    layout: struct.Struct  # of the block with the arguments
 
 
-def _kept(function: Callable[..., Any], flags: set[str]) -> Any:
-    before = config.CACHE_DIR
-    # numba looks only at the age of the kernel's own file; the version covers what it calls in other files.
-    config.CACHE_DIR = str(cache_folder() / "numba" / __version__)
-    try:
-        return _njit(function, flags, cache=True)
-    except RuntimeError:  # no writable folder: compiled anew in every process
-        return _njit(function, flags, cache=False)
-    finally:
-        config.CACHE_DIR = before
+class Kernel:
+    """A function that numba compiles for the dtypes of its arguments when it is first called with them.
 
-
-def inline(function: Callable[..., Any]) -> Any:
-    """Compile a scalar function that kernels call in their inner loops; LLVM inlines and vectorises it."""
-    return _njit(function, _FLAGS, cache=False)
-
-
-def _njit(function: Callable[..., Any], flags: set[str], *, cache: bool) -> Any:
-    return numba.njit(nogil=True, fastmath=flags, cache=cache, error_model="numpy")(function)
-
-
-_DTYPES = {
-    dtype: np.dtype(str(dtype).removeprefix("torch."))
-    for dtype in (
-        torch.float16,
-        torch.float32,
-        torch.float64,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-    )
-}
-
-
-class _Memory:
-    """Shows a tensor's memory to numpy.
-
-    `Tensor.numpy` would too, but forbids for ever that the memory is given back, as FSDP does with gathered weights.
+    Parameters
+    ----------
+    function : callable
+        ``(first, after, ...)``.
+    flags : set of str
+        What LLVM may do to floating point arithmetic.
     """
 
-    __slots__ = ("__array_interface__", "tensor")
+    def __init__(self, function: Callable[..., Any], flags: frozenset[str]) -> None:
+        self.function, self.flags = function, flags
+        made_for = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+        self.name = f"{function.__module__}.{function.__qualname__}({', '.join(made_for)})"
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+        self._type: Any = None
 
-    def __init__(self, tensor: torch.Tensor, span: int) -> None:
-        self.tensor = tensor  # the array keeps this object, and this object the memory
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False), "shape": (span,), "typestr": _DTYPES[tensor.dtype].str, "version": 3,
-        }  # fmt: skip
+    def __call__(self, first: int, after: int, *arguments: Any) -> None:
+        """Compute the items first <= item < after on this thread."""
+        entry, block = self.bound(arguments)
+        _native.check(entry.code.range(first, after, block))
+
+    def over(self, items: int, *arguments: Any, at_least: int = 1, most: int = 0) -> None:
+        """Compute the items 0 <= item < items on PyTorch's threads: see `_threads.run`."""
+        entry, block = self.bound(arguments)
+        run_compiled(entry.code, items, block, at_least=at_least, most=most)
+
+    def bound(self, arguments: Any) -> tuple[Entry, bytes]:
+        """Return the variant for these arguments, and them as it takes them."""
+        codes, values = [], []
+        for argument in arguments:
+            kind = type(argument)
+            if kind is int:
+                codes.append("i")
+                values.append(argument)
+            elif kind is bool:
+                codes.append("b")
+                values.append(argument)
+            elif kind is float:
+                codes.append("f")
+                values.append(argument)
+            else:
+                codes.append(CODES[argument.dtype])
+                values.append(argument.data_ptr())
+        entry = self.variant("".join(codes))
+        return entry, entry.layout.pack(*values)
+
+    def variant(self, signature: str) -> Entry:
+        """Return the variant for arguments of these kinds (`CODES`): compiled before, kept on disk, or compiled now."""
+        entry = self._entries.get(signature)
+        if entry is None:
+            with self._lock:
+                entry = self._entries.get(signature)
+                if entry is None:
+                    layout = struct.Struct(
+                        f"={_native.HEADER_BYTES}x" + "".join("d" if code == "f" else "q" for code in signature)
+                    )
+                    entry = self._entries[signature] = Entry(_native.code(self, signature), layout)
+        return entry
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba takes this object for where another kernel calls it."""
+        from anymamba.backends.cpu import _build
+
+        if self._type is None:
+            self._type = _build.callable_type(self)
+        return self._type
 
 
-def flat(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return the memory a tensor spans as a one-dimensional array starting at its first element (shared, not copied)."""
-    span = tensor.numel()
-    if span == 0:
-        return np.empty(0, dtype=_DTYPES[tensor.dtype])
-    if not tensor.is_contiguous():
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return np.asarray(_Memory(tensor, span))
+def kernel(function: Callable[..., Any]) -> Kernel:
+    """Compile for the dtypes of its arguments on first call; keep the machine code in anymamba's cache folder."""
+    return Kernel(function, _FLAGS)
+
+
+def exact_kernel(function: Callable[..., Any]) -> Kernel:
+    """Compile as `kernel` does, but sum in the order that is written: for sums that carry their own rounding error along."""
+    return Kernel(function, frozenset({"contract"}))
+
+
+def inline(function: Callable[..., Any]) -> Kernel:
+    """Mark a function that kernels call: any arguments, any result; not to be called from Python."""
+    return Kernel(function, _FLAGS)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from anymamba.backends.cpu._compile import flat, kernel
+from anymamba.backends.cpu._compile import kernel
 from anymamba.backends.cpu._math import sigmoid
-from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._scratch import begin, buffer, end
 from anymamba.backends.cpu._tuning import tunable
 from anymamba.machine.memory import empty, empty_like
 
@@ -62,14 +61,13 @@ def forward(
     mean = None if is_rms_norm else torch.empty_like(rstd)
     w = weight.to(x.dtype).contiguous()
     b = w if bias is None else bias.to(x.dtype).contiguous()
-    arguments: list[Any] = [rows, dim, group_size, eps, is_rms_norm, norm_before_gate]
+    arguments: list[Any] = [rows, dim, group_size, float(eps), is_rms_norm, norm_before_gate]
     for tensor in (x, residual, z):
         arguments += [*_rows(tensor, x), tensor is not None]
-    arguments += [flat(w), flat(b), bias is not None, *_rows(out, x), *_rows(sums, x), store]
-    arguments += [flat(rstd if mean is None else mean), flat(rstd)]
+    arguments += [w, b, bias is not None, *_rows(out, x), *_rows(sums, x), store]
+    arguments += [rstd if mean is None else mean, rstd]
     how = FORWARD.settings(x.element_size(), rows, dim)
-    at_least = how.at_least(_rows_a_thread(dim))
-    run(lambda first, after: _forward(first, after, *arguments), rows, at_least=at_least, most=how.threads)
+    _forward.over(rows, *arguments, at_least=how.at_least(_rows_a_thread(dim)), most=how.threads)
     return out, sums, mean, rstd
 
 
@@ -104,11 +102,11 @@ def backward(
     arguments: list[Any] = [parts, rows, dim, group_size, mean is None, norm_before_gate]
     for tensor in (v, z, dout, dsums):
         arguments += [*_rows(tensor, v), tensor is not None]
-    arguments += [flat(w), flat(b), bias is not None, flat(rstd if mean is None else mean.contiguous())]
-    arguments += [flat(rstd.contiguous()), flat(dx), flat(dx if dz is None else dz), flat(dweight), flat(dbias)]
+    arguments += [w, b, bias is not None, rstd if mean is None else mean.contiguous()]
+    arguments += [rstd.contiguous(), dx, dx if dz is None else dz, dweight, dbias]
     how = BACKWARD.settings(v.element_size(), rows, dim)
     at_least = how.at_least(max(1, _rows_a_thread(dim) * parts // max(rows, 1)))
-    run(lambda first, after: _backward(first, after, *arguments), parts, at_least=at_least, most=how.threads)
+    _backward.over(parts, *arguments, at_least=at_least, most=how.threads)
     return dx, dweight.sum(0), None if bias is None else dbias.sum(0), dz
 
 
@@ -119,7 +117,7 @@ def _rows_a_thread(dim: int) -> int:
 def _rows(tensor: torch.Tensor | None, stand_in: torch.Tensor) -> tuple[Any, int]:
     """Return a tensor's memory and the stride of its rows."""
     tensor = stand_in if tensor is None else tensor
-    return flat(tensor), tensor.stride(0)
+    return tensor, tensor.stride(0)
 
 
 @kernel
@@ -129,7 +127,8 @@ def _forward(
 ):  # fmt: skip
     """Compute the rows first <= row < after."""
     kind = x.dtype
-    v = np.empty(size, dtype=kind)
+    scratch = begin()
+    v = buffer(scratch, size, x)
     gate_first = has_z and not norm_before_gate
     for r in range(first, after):
         for g in range(dim // size):
@@ -185,6 +184,7 @@ def _forward(
             if has_z and norm_before_gate:
                 for i in range(size):
                     y[i] *= zs[i] * sigmoid(zs[i])
+    end(scratch)
 
 
 @kernel
@@ -194,8 +194,9 @@ def _backward(
 ):  # fmt: skip
     """Compute the parts first <= part < after of the rows."""
     kind = v.dtype
-    xhat = np.empty(size, dtype=kind)
-    dy = np.empty(size, dtype=kind)
+    scratch = begin()
+    xhat = buffer(scratch, size, v)
+    dy = buffer(scratch, size, v)
     for part in range(first, after):
         for r in range(rows * part // parts, rows * (part + 1) // parts):
             for g in range(dim // size):
@@ -268,3 +269,4 @@ def _backward(
                         gate = sigmoid(zs[i])
                         to_x[i] = dv * zs[i] * gate
                         to_z[i] = dv * vs[i] * gate * (1 + zs[i] * (1 - gate))
+    end(scratch)

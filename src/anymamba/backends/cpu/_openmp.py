@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["team"]
+__all__ = ["compiled_team", "team"]
 
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -37,9 +37,39 @@ def team() -> Callable[[Callable[[], None], int], None] | None:
     return run
 
 
+def compiled_team() -> Callable[[int, int, int], None] | None:
+    """Return what `team` does for machine code: a function of (address of code, its argument, threads)."""
+    function = _compiled_parallel()
+    if function is None:
+        return None
+
+    def run(code: int, argument: int, threads: int) -> None:
+        function(code, argument, threads, 0)
+
+    return run
+
+
+@functools.cache
+def _compiled_parallel() -> Any:
+    function = _entry()
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
+
+
 @functools.cache
 def _parallel() -> Any:
-    """Return the entry by which compilers start a parallel region, of the library that PyTorch loaded."""
+    function = _entry()
+    if function is not None:
+        function.argtypes, function.restype = [_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
+
+
+def _entry() -> Any:
+    """Return the entry by which compilers start a parallel region, of the library that PyTorch loaded.
+
+    A new object each time: its types are the caller's to set.
+    """
     if sys.platform != "linux":
         return None
     try:
@@ -50,8 +80,6 @@ def _parallel() -> Any:
             found = [path for path in found if path.startswith(home)]
         if len(found) != 1:
             return None
-        function = ctypes.CDLL(found[0]).GOMP_parallel
+        return ctypes.CDLL(found[0]).GOMP_parallel
     except (OSError, AttributeError):
         return None
-    function.argtypes, function.restype = [_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return function

@@ -8,17 +8,23 @@ depends on who computes it, so neither the number of threads nor the split chang
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 
 from anymamba.backends.cpu import _openmp
+from anymamba.backends.cpu._native import check
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from anymamba.backends.cpu._native import Code
+
+__all__ = ["run", "run_compiled"]
 
 _pool: ThreadPoolExecutor | None = None
 _pool_owner = 0
@@ -60,6 +66,29 @@ def run(function: Callable[[int, int], object], items: int, *, at_least: int = 1
             other.exception()
     for other in others:
         other.result()
+
+
+def run_compiled(code: Code, items: int, block: bytes, *, at_least: int = 1, most: int = 0) -> None:
+    """Do as `run` for a compiled kernel and the block with its arguments (`_native`): its threads run no Python."""
+    threads = min(most or torch.get_num_threads(), torch.get_num_threads(), items // max(at_least, 1))
+    if threads <= 1:
+        if items:
+            check(code.range(0, items, block))
+        return
+    shared = ctypes.create_string_buffer(block, len(block))
+    words = ctypes.cast(shared, ctypes.POINTER(ctypes.c_int64))
+    words[1], words[2] = items, threads
+    address = ctypes.addressof(shared)
+    team = None if _forked else _openmp.compiled_team()
+    if team is not None:
+        team(code.team, address, threads)
+    else:
+        work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.team)
+        others = [_workers(threads - 1).submit(work, address) for _ in range(1, threads)]
+        work(address)
+        for other in others:
+            other.result()
+    check(words[3])
 
 
 def _run_on_team(

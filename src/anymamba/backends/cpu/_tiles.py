@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anymamba.backends.cpu._compile import flat, kernel
+from anymamba.backends.cpu._compile import inline
 
 __all__ = ["LANES", "like", "load", "store", "vector"]
 
@@ -22,19 +22,26 @@ def like(wanted: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(wanted).copy_(value)
 
 
-def vector(tensor: torch.Tensor | None, dim: int, like: torch.Tensor) -> Any:
-    return flat(like.new_zeros(dim) if tensor is None else tensor.to(like.dtype).contiguous())
+def vector(tensor: torch.Tensor | None, dim: int, like: torch.Tensor) -> torch.Tensor:
+    return like.new_zeros(dim) if tensor is None else tensor.to(like.dtype).contiguous()
 
 
 # Slices instead of computed indices in the inner loops: numba then needs no code for negative indices, and each loop is a plain
 # strided copy. The branch on a unit stride lets LLVM copy whole registers.
 
 
-@kernel
+@inline
 def load(source: Any, offset: int, lane_stride: int, step_stride: int, lanes: int, steps: int, target: Any) -> None:
     """Copy (lane, step) of a strided tensor into target[step, lane]; lanes beyond `lanes` become zero."""
     if lanes < LANES:
         target[:steps, lanes:] = 0
+    if lane_stride == 1 and lanes == LANES:
+        for t in range(steps):
+            start = offset + t * step_stride
+            line, to = source[start : start + LANES], target[t]
+            for lane in range(LANES):
+                to[lane] = line[lane]
+        return
     if lane_stride == 1 or step_stride == 0:
         for t in range(steps):
             start = offset + t * step_stride
@@ -53,9 +60,16 @@ def load(source: Any, offset: int, lane_stride: int, step_stride: int, lanes: in
                 target[t, lane] = spread[t]
 
 
-@kernel
+@inline
 def store(source: Any, target: Any, offset: int, lane_stride: int, step_stride: int, lanes: int, steps: int) -> None:
     """Copy source[step, lane] into (lane, step) of a strided tensor."""
+    if lane_stride == 1 and lanes == LANES:
+        for t in range(steps):
+            start = offset + t * step_stride
+            line, given = target[start : start + LANES], source[t]
+            for lane in range(LANES):
+                line[lane] = given[lane]
+        return
     if lane_stride == 1:
         for t in range(steps):
             start = offset + t * step_stride

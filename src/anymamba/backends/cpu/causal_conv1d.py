@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from anymamba.backends.cpu._causal_conv1d_update import causal_conv1d_update, prepare
-from anymamba.backends.cpu._compile import flat, kernel
+from anymamba.backends.cpu._compile import inline, kernel
 from anymamba.backends.cpu._device import refusal
-from anymamba.backends.cpu._math import sigmoid
-from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._math import least, most, sigmoid
+from anymamba.backends.cpu._scratch import begin, buffer, end
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
 from anymamba.backends.cpu._tuning import BLOCKS, tunable
 from anymamba.backends.torch.causal_conv1d import (
@@ -70,17 +69,17 @@ def causal_conv1d_forward(
     by_rows = _by_rows(seq_idx, x_, out)
     how = (FORWARD_ROWS if by_rows else FORWARD).settings(x_.element_size(), batch * dim, seqlen)
 
-    def rows(first: int, after: int) -> None:
-        _forward_rows(first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
-
-    def tiles(first: int, after: int) -> None:
-        _forward(how.block, first, after, dim, seqlen, width, silu, *arguments, flat(out), *out.stride())
-
+    arguments += [out, *out.stride()]
     if by_rows:
-        run(rows, batch * dim, at_least=how.at_least(_rows_a_thread(seqlen)), most=how.threads)
+        _forward_rows.over(
+            batch * dim, dim, seqlen, width, silu, *arguments,
+            at_least=how.at_least(_rows_a_thread(seqlen)), most=how.threads,
+        )  # fmt: skip
     else:
-        at_least = how.at_least(-(-_rows_a_thread(seqlen) // LANES))
-        run(tiles, batch * -(-dim // LANES), at_least=at_least, most=how.threads)
+        _forward.over(
+            batch * -(-dim // LANES), how.block, dim, seqlen, width, silu, *arguments,
+            at_least=how.at_least(-(-_rows_a_thread(seqlen) // LANES)), most=how.threads,
+        )  # fmt: skip
     return like(x, out), final_states(x, width, seq_idx, initial_states) if return_final_states else None
 
 
@@ -107,21 +106,20 @@ def causal_conv1d_backward(
     dinitial = torch.zeros(batch, dim, width - 1, dtype=work)
     arguments = _arguments(x_, weight, bias, seq_idx, initial_states)
 
-    arguments += [flat(dout_), *dout_.stride(), flat(dx), *dx.stride(), flat(dweight), flat(dbias), flat(dinitial)]
-
-    def rows(first: int, after: int) -> None:
-        _backward_rows(first, after, dim, seqlen, width, silu, *arguments)
-
-    def tiles(first: int, after: int) -> None:
-        _backward(how.block, first, after, dim, seqlen, width, silu, *arguments)
+    arguments += [dout_, *dout_.stride(), dx, *dx.stride(), dweight, dbias, dinitial]
 
     by_rows = _by_rows(seq_idx, x_, dout_, dx)
     how = (BACKWARD_ROWS if by_rows else BACKWARD).settings(x_.element_size(), batch * dim, seqlen)
     if by_rows:
-        run(rows, batch * dim, at_least=how.at_least(_rows_a_thread(seqlen)), most=how.threads)
+        _backward_rows.over(
+            batch * dim, dim, seqlen, width, silu, *arguments,
+            at_least=how.at_least(_rows_a_thread(seqlen)), most=how.threads,
+        )  # fmt: skip
     else:
-        at_least = how.at_least(-(-_rows_a_thread(seqlen) // LANES))
-        run(tiles, batch * -(-dim // LANES), at_least=at_least, most=how.threads)
+        _backward.over(
+            batch * -(-dim // LANES), how.block, dim, seqlen, width, silu, *arguments,
+            at_least=how.at_least(-(-_rows_a_thread(seqlen) // LANES)), most=how.threads,
+        )  # fmt: skip
     if dfinal_states is not None:
         dlast = dfinal_states.to(work)
         if seq_idx is not None and seqlen:
@@ -159,17 +157,17 @@ def _arguments(
     states = x if initial_states is None else initial_states.to(x.dtype)
     owner = torch.zeros(0, dtype=torch.int64) if seq_idx is None else seq_idx.to(torch.int64).contiguous()
     return [
-        flat(x), *x.stride(), flat(weight.to(x.dtype).contiguous()), vector(bias, x.shape[1], x),
-        flat(owner), seq_idx is not None, flat(states), *states.stride(), initial_states is not None,
+        x, *x.stride(), weight.to(x.dtype).contiguous(), vector(bias, x.shape[1], x),
+        owner, seq_idx is not None, states, *states.stride(), initial_states is not None,
     ]  # fmt: skip
 
 
-@kernel
+@inline
 def _step(v, silu):
     return v * sigmoid(v) if silu else v
 
 
-@kernel
+@inline
 def _at(xr, t, state, s_k, has_states, reach):
     """Return column t of a row, which lies in the initial states (or is zero) where t is negative."""
     if t >= 0:
@@ -186,7 +184,7 @@ def _forward_rows(
 ):  # fmt: skip
     """Compute the channels first <= row < after; x_t and out_t are 1, and has_owner is False."""
     reach = width - 1
-    head = min(reach, seqlen)
+    head = least(reach, seqlen)
     n = seqlen - head
     for row in range(first, after):
         b = row // dim
@@ -232,9 +230,10 @@ def _backward_rows(
 ):  # fmt: skip
     """Compute the channels first <= row < after; x_t, dout_t and dx_t are 1, and has_owner is False."""
     reach = width - 1
-    head = min(reach, seqlen)
+    head = least(reach, seqlen)
     n = seqlen - head
-    dy = np.empty(seqlen + reach, dtype=x.dtype)  # zeros follow: no output lies behind the last
+    scratch = begin()
+    dy = buffer(scratch, seqlen + reach, x)  # zeros follow: no output lies behind the last
     dy[seqlen:] = 0
     zero = dy.dtype.type(0)
     for row in range(first, after):
@@ -323,9 +322,10 @@ def _backward_rows(
                     if j - k < seqlen:
                         total += w[k] * dy[j - k]
                 dinitial[row * reach + j] = total
+    end(scratch)
 
 
-@kernel
+@inline
 def _window(
     x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb,
 ):  # fmt: skip
@@ -344,7 +344,7 @@ def _window(
     load(x, b * x_b + c0 * x_d + t0 * x_t, x_d, x_t, lanes, steps, xb[width - 1 :])
 
 
-@kernel
+@inline
 def _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb):
     """Write the pre-activation of a block into yb."""
     if width == 4 and not has_owner:  # one pass instead of a read and a write a tap: 4x faster for the usual width
@@ -363,12 +363,12 @@ def _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb):
             yb[t, lane] = lane_bias[lane]
         for k in range(width):
             before = t0 + t - (width - 1 - k)
-            if not has_owner or owner[row + max(before, 0)] == owner[row + t0 + t]:
+            if not has_owner or owner[row + most(before, 0)] == owner[row + t0 + t]:
                 for lane in range(LANES):
                     yb[t, lane] += w[k, lane] * xb[t + k, lane]
 
 
-@kernel
+@inline
 def _gradients(
     xb, dyb, w, owner, has_owner, row, t0, steps, width, seqlen, dxb, dw, db,
 ):  # fmt: skip
@@ -396,17 +396,17 @@ def _gradients(
             dxb[t, lane] = 0
         for k in range(width):
             shift = reach - k
-            before = max(t0 + t - shift, 0)
+            before = most(t0 + t - shift, 0)
             if not has_owner or owner[row + before] == owner[row + t0 + t]:
                 for lane in range(LANES):
                     dw[k, lane] += dyb[t, lane] * xb[t + k, lane]
-            behind = min(t0 + t + shift, seqlen - 1)
+            behind = least(t0 + t + shift, seqlen - 1)
             if not has_owner or owner[row + behind] == owner[row + t0 + t]:
                 for lane in range(LANES):
                     dxb[t, lane] += w[k, lane] * dyb[t + shift, lane]
 
 
-@kernel
+@inline
 def _filter(weight, bias, c0, lanes, width, w, lane_bias):
     for lane in range(LANES):
         inside = lane < lanes
@@ -417,23 +417,24 @@ def _filter(weight, bias, c0, lanes, width, w, lane_bias):
 
 @kernel
 def _forward(
-    block, first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    first, after, block, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
     states, s_b, s_d, s_k, has_states, out, out_b, out_d, out_t,
 ):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     tiles = (dim + LANES - 1) // LANES
-    xb = np.empty((block + width - 1, LANES), dtype=x.dtype)
-    yb = np.empty((block, LANES), dtype=x.dtype)
-    w = np.empty((width, LANES), dtype=x.dtype)
-    lane_bias = np.empty(LANES, dtype=x.dtype)
+    scratch = begin()
+    xb = buffer(scratch, (block + width - 1, LANES), x)
+    yb = buffer(scratch, (block, LANES), x)
+    w = buffer(scratch, (width, LANES), x)
+    lane_bias = buffer(scratch, LANES, x)
     for tile in range(first, after):
         b = tile // tiles
         c0 = tile % tiles * LANES
-        lanes = min(LANES, dim - c0)
+        lanes = least(LANES, dim - c0)
         _filter(weight, bias, c0, lanes, width, w, lane_bias)
         row = b * seqlen
         for t0 in range(0, seqlen, block):
-            steps = min(block, seqlen - t0)
+            steps = least(block, seqlen - t0)
             _window(x, x_b, x_d, x_t, states, s_b, s_d, s_k, has_states, b, c0, lanes, t0, steps, width, xb)
             _convolve(xb, w, lane_bias, owner, has_owner, row, t0, steps, width, yb)
             if silu:
@@ -446,35 +447,37 @@ def _forward(
                         for lane in range(LANES):
                             yb[t, lane] = 0
             store(yb, out, b * out_b + c0 * out_d + t0 * out_t, out_d, out_t, lanes, steps)
+    end(scratch)
 
 
 @kernel
 def _backward(
-    block, first, after, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
+    first, after, block, dim, seqlen, width, silu, x, x_b, x_d, x_t, weight, bias, owner, has_owner,
     states, s_b, s_d, s_k, has_states, dout, dout_b, dout_d, dout_t, dx, dx_b, dx_d, dx_t, dweight, dbias, dinitial,
 ):  # fmt: skip
     """Compute the tiles first <= tile < after."""
     tiles = (dim + LANES - 1) // LANES
     reach = width - 1
-    xb = np.empty((block + reach, LANES), dtype=x.dtype)
-    yb = np.empty((block, LANES), dtype=x.dtype)
-    dyb = np.empty((block + reach, LANES), dtype=x.dtype)  # the block's, then the first of the block after
-    dxb = np.empty((block, LANES), dtype=x.dtype)
-    w = np.empty((width, LANES), dtype=x.dtype)
-    dw = np.empty((width, LANES), dtype=x.dtype)
-    lane_bias = np.empty(LANES, dtype=x.dtype)
-    db = np.empty(LANES, dtype=x.dtype)
+    scratch = begin()
+    xb = buffer(scratch, (block + reach, LANES), x)
+    yb = buffer(scratch, (block, LANES), x)
+    dyb = buffer(scratch, (block + reach, LANES), x)  # the block's, then the first of the block after
+    dxb = buffer(scratch, (block, LANES), x)
+    w = buffer(scratch, (width, LANES), x)
+    dw = buffer(scratch, (width, LANES), x)
+    lane_bias = buffer(scratch, LANES, x)
+    db = buffer(scratch, LANES, x)
     for tile in range(first, after):
         b = tile // tiles
         c0 = tile % tiles * LANES
-        lanes = min(LANES, dim - c0)
+        lanes = least(LANES, dim - c0)
         _filter(weight, bias, c0, lanes, width, w, lane_bias)
         dw[:] = 0
         db[:] = 0
         row = b * seqlen
         for t0 in range((seqlen - 1) // block * block, -1, -block):
-            steps = min(block, seqlen - t0)
-            following = min(reach, seqlen - t0 - steps)
+            steps = least(block, seqlen - t0)
+            following = least(reach, seqlen - t0 - steps)
             for k in range(following):  # still in place: the block after wrote them at the start of the buffer
                 for lane in range(LANES):
                     dxb[k, lane] = dyb[k, lane]
@@ -498,7 +501,7 @@ def _backward(
             store(dxb, dx, b * dx_b + c0 * dx_d + t0 * dx_t, dx_d, dx_t, lanes, steps)
         if has_states:
             for j in range(reach):
-                for k in range(min(j + 1, width)):
+                for k in range(least(j + 1, width)):
                     t = j - k
                     if t < seqlen and (not has_owner or owner[row + t] == owner[row]):
                         for lane in range(lanes):
@@ -507,3 +510,4 @@ def _backward(
             dbias[b * dim + c0 + lane] = db[lane]
             for k in range(width):
                 dweight[(b * dim + c0 + lane) * width + k] = dw[k, lane]
+    end(scratch)

@@ -23,14 +23,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import torch
 
 from anymamba.backends import Operator
 from anymamba.backends.cpu import _device
-from anymamba.backends.cpu._compile import flat, kernel
-from anymamba.backends.cpu._math import LN2, LOG2E, exp2, sigmoid, softplus
-from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._compile import kernel
+from anymamba.backends.cpu._math import LN2, LOG2E, exp2, least, sigmoid, softplus
+from anymamba.backends.cpu._scratch import begin, buffer, end
 from anymamba.backends.cpu._tiles import LANES, like, load, store, vector
 from anymamba.backends.cpu._tuning import BLOCKS, tunable
 from anymamba.backends.torch._short_scan import short_backward, short_forward
@@ -89,19 +88,17 @@ def selective_scan_forward(
     tensors = _views(u_, delta_, z_, B_, C_)
     groups = _groups(B, C)
     tiles = batch * groups * (-(-(dim // groups) // LANES))
-    A2 = _array(A * LOG2E)
+    A2 = (A * LOG2E).contiguous()
 
     how = FORWARD.settings(A.element_size(), batch * dim, seqlen, dstate)
 
-    def work_items(first: int, after: int) -> None:
-        _forward(B.dim() == 4, C.dim() == 4)(
-            how.block, first, after, batch, dim, seqlen, dstate, groups, *tensors, A2,
-            vector(D, dim, A), vector(delta_bias, dim, A), D is not None, delta_bias is not None, delta_softplus,
-            flat(state), *state.stride(), initial_state is not None,
-            flat(out), *out.stride(), flat(last), flat(checkpoints), pieces,
-        )  # fmt: skip
-
-    run(work_items, tiles, at_least=how.at_least(_tiles_a_thread(seqlen, dstate)), most=how.threads)
+    _forward(B.dim() == 4, C.dim() == 4).over(
+        tiles, how.block, batch, dim, seqlen, dstate, groups, *tensors, A2,
+        vector(D, dim, A), vector(delta_bias, dim, A), D is not None, delta_bias is not None, delta_softplus,
+        state, *state.stride(), initial_state is not None,
+        out, *out.stride(), last, checkpoints, pieces,
+        at_least=how.at_least(_tiles_a_thread(seqlen, dstate)), most=how.threads,
+    )  # fmt: skip
     result = out if u.dtype == work else empty_like(delta, u.dtype).copy_(out)
     return result, last, checkpoints if save else None
 
@@ -158,22 +155,19 @@ def selective_scan_backward(
     dlast = dinitial if dlast_state is None else dlast_state.to(work)
     tensors = _views(u_, delta_, z_, B_, C_)
     gradients = [part for t in (dout_, du, ddelta, dz if dz is not None else du, out if out is not None else du)
-                 for part in (flat(t), *t.stride())]  # fmt: skip
-    A2 = _array(A * LOG2E)
+                 for part in (t, *t.stride())]  # fmt: skip
+    A2 = (A * LOG2E).contiguous()
 
-    def work_items(first: int, after: int) -> None:
-        _backward(B.dim() == 4, C.dim() == 4)(
-            first, after, parts, batch, dim, seqlen, dstate, groups, *tensors, A2,
-            vector(D, dim, A), vector(delta_bias, dim, A), D is not None, delta_bias is not None, delta_softplus,
-            flat(checkpoints), *gradients, out is not None,
-            flat(dlast), *dlast.stride(), dlast_state is not None,
-            flat(dinitial), flat(dA), flat(dB), flat(dC), flat(dD), flat(dbias),
-        )  # fmt: skip
-
-    tiles_a_part = max(1, tiles_a_group // parts)
     how = BACKWARD.settings(A.element_size(), batch * dim, seqlen, dstate)
-    at_least = how.at_least(-(-_tiles_a_thread(seqlen, dstate) // tiles_a_part))
-    run(work_items, batch * groups * parts, at_least=at_least, most=how.threads)
+    at_least = -(-_tiles_a_thread(seqlen, dstate) // max(1, tiles_a_group // parts))
+    _backward(B.dim() == 4, C.dim() == 4).over(
+        batch * groups * parts, parts, batch, dim, seqlen, dstate, groups, *tensors, A2,
+        vector(D, dim, A), vector(delta_bias, dim, A), D is not None, delta_bias is not None, delta_softplus,
+        checkpoints, *gradients, out is not None,
+        dlast, *dlast.stride(), dlast_state is not None,
+        dinitial, dA, dB, dC, dD, dbias,
+        at_least=how.at_least(at_least), most=how.threads,
+    )  # fmt: skip
     if dz is not None:
         assert z is not None
         dz = dz_out.copy_(dz) if dz_out is not None else like(z, dz)
@@ -206,10 +200,6 @@ def _into(given: torch.Tensor | None, tensor: torch.Tensor, parts: torch.Tensor)
     return like(tensor, gradient) if given is None else given.copy_(gradient)
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    return flat(tensor.contiguous())
-
-
 def _views(
     u: torch.Tensor | None,
     delta: torch.Tensor | None,
@@ -220,11 +210,11 @@ def _views(
     """Return each tensor's memory and strides, flattened, and whether there is a z."""
     assert u is not None and delta is not None and B is not None and C is not None
     gate = u if z is None else z
-    parts = [part for t in (u, delta, gate) for part in (flat(t), *t.stride())]
+    parts = [part for t in (u, delta, gate) for part in (t, *t.stride())]
     for matrix in (B, C):
         # (batch, groups, dstate, seqlen); of a constant one (dim, dstate) the channel takes the place of the step.
         strides = matrix.stride() if matrix.dim() == 4 else (0, 0, matrix.stride(1), matrix.stride(0))
-        parts += [flat(matrix), *strides]
+        parts += [matrix, *strides]
     return [*parts, z is not None]
 
 
@@ -244,7 +234,7 @@ def _forward(B_varies: bool, C_varies: bool) -> Any:
 
     @kernel
     def forward(
-        block, first, after, batch, dim, seqlen, dstate, groups,
+        first, after, block, batch, dim, seqlen, dstate, groups,
         u, u_b, u_d, u_t, delta, delta_b, delta_d, delta_t, z, z_b, z_d, z_t,
         B, B_b, B_g, B_n, B_t, C, C_b, C_g, C_n, C_t, has_z, A2,
         D, bias, has_D, has_bias, with_softplus,
@@ -254,22 +244,23 @@ def _forward(B_varies: bool, C_varies: bool) -> Any:
         """Compute the tiles first <= tile < after."""
         channels = dim // groups
         tiles_a_group = (channels + LANES - 1) // LANES
-        h = np.empty((dstate, LANES), dtype=A2.dtype)
-        decay = np.empty((dstate, LANES), dtype=A2.dtype)
-        Bb = np.empty((dstate, LANES), dtype=A2.dtype)
-        Cb = np.empty((dstate, LANES), dtype=A2.dtype)
+        scratch = begin()
+        h = buffer(scratch, (dstate, LANES), A2)
+        decay = buffer(scratch, (dstate, LANES), A2)
+        Bb = buffer(scratch, (dstate, LANES), A2)
+        Cb = buffer(scratch, (dstate, LANES), A2)
         zero = A2.dtype.type(0)
-        ub = np.empty((block, LANES), dtype=A2.dtype)
-        db = np.empty((block, LANES), dtype=A2.dtype)
-        raw = np.empty((block, LANES), dtype=A2.dtype)
-        yb = np.empty((block, LANES), dtype=A2.dtype)
-        lane_D = np.empty(LANES, dtype=A2.dtype)
-        lane_bias = np.empty(LANES, dtype=A2.dtype)
+        ub = buffer(scratch, (block, LANES), A2)
+        db = buffer(scratch, (block, LANES), A2)
+        raw = buffer(scratch, (block, LANES), A2)
+        yb = buffer(scratch, (block, LANES), A2)
+        lane_D = buffer(scratch, LANES, A2)
+        lane_bias = buffer(scratch, LANES, A2)
         for tile in range(first, after):
             b = tile // (groups * tiles_a_group)
             g = tile // tiles_a_group % groups
             c0 = g * channels + tile % tiles_a_group * LANES
-            lanes = min(LANES, (g + 1) * channels - c0)
+            lanes = least(LANES, (g + 1) * channels - c0)
             for lane in range(LANES):
                 lane_D[lane] = D[c0 + lane] if lane < lanes else 0
                 lane_bias[lane] = bias[c0 + lane] if lane < lanes else 0
@@ -281,7 +272,7 @@ def _forward(B_varies: bool, C_varies: bool) -> Any:
                     Cb[n, lane] = C[(c0 + lane) * C_t + n * C_n] if inside and not C_varies else 0
                     h[n, lane] = state[b * state_b + (c0 + lane) * state_d + n * state_n] if has_state and inside else 0
             for t0 in range(0, seqlen, block):
-                steps = min(block, seqlen - t0)
+                steps = least(block, seqlen - t0)
                 if pieces > 0 and t0 % PIECE == 0:
                     for lane in range(lanes):
                         start = ((b * dim + c0 + lane) * pieces + t0 // PIECE) * dstate
@@ -314,6 +305,7 @@ def _forward(B_varies: bool, C_varies: bool) -> Any:
             for lane in range(lanes):
                 for n in range(dstate):
                     last[(b * dim + c0 + lane) * dstate + n] = h[n, lane]
+        end(scratch)
 
     return forward
 
@@ -338,32 +330,33 @@ def _backward(B_varies: bool, C_varies: bool) -> Any:
         pieces = (seqlen + PIECE - 1) // PIECE
         kind = A2.dtype
         zero = kind.type(0)
-        hs = np.empty(
-            (PIECE + 1, dstate, LANES), dtype=kind
+        scratch = begin()
+        hs = buffer(
+            scratch, (PIECE + 1, dstate, LANES), A2
         )  # the state before each step of the piece, and after the last
-        decays = np.empty((PIECE, dstate, LANES), dtype=kind)
-        A_ = np.empty((dstate, LANES), dtype=kind)
-        G = np.empty((dstate, LANES), dtype=kind)  # gradient of the state that enters the step after
-        dA_ = np.empty((dstate, LANES), dtype=kind)
-        Bb = np.empty((dstate, LANES), dtype=kind)
-        Cb = np.empty((dstate, LANES), dtype=kind)
-        dBb = np.empty((dstate, LANES), dtype=kind)
-        dCb = np.empty((dstate, LANES), dtype=kind)
-        ub = np.empty((PIECE, LANES), dtype=kind)
-        xb = np.empty((PIECE, LANES), dtype=kind)
-        db = np.empty((PIECE, LANES), dtype=kind)
-        raw = np.empty((PIECE, LANES), dtype=kind)
-        yb = np.empty((PIECE, LANES), dtype=kind)
-        dyb = np.empty((PIECE, LANES), dtype=kind)
-        zb = np.empty((PIECE, LANES), dtype=kind)
-        dub = np.empty((PIECE, LANES), dtype=kind)
-        ddb = np.empty((PIECE, LANES), dtype=kind)
-        dx = np.empty(LANES, dtype=kind)
-        ddt = np.empty(LANES, dtype=kind)
-        lane_D = np.empty(LANES, dtype=kind)
-        lane_bias = np.empty(LANES, dtype=kind)
-        lane_dD = np.empty(LANES, dtype=kind)
-        lane_dbias = np.empty(LANES, dtype=kind)
+        decays = buffer(scratch, (PIECE, dstate, LANES), A2)
+        A_ = buffer(scratch, (dstate, LANES), A2)
+        G = buffer(scratch, (dstate, LANES), A2)  # gradient of the state that enters the step after
+        dA_ = buffer(scratch, (dstate, LANES), A2)
+        Bb = buffer(scratch, (dstate, LANES), A2)
+        Cb = buffer(scratch, (dstate, LANES), A2)
+        dBb = buffer(scratch, (dstate, LANES), A2)
+        dCb = buffer(scratch, (dstate, LANES), A2)
+        ub = buffer(scratch, (PIECE, LANES), A2)
+        xb = buffer(scratch, (PIECE, LANES), A2)
+        db = buffer(scratch, (PIECE, LANES), A2)
+        raw = buffer(scratch, (PIECE, LANES), A2)
+        yb = buffer(scratch, (PIECE, LANES), A2)
+        dyb = buffer(scratch, (PIECE, LANES), A2)
+        zb = buffer(scratch, (PIECE, LANES), A2)
+        dub = buffer(scratch, (PIECE, LANES), A2)
+        ddb = buffer(scratch, (PIECE, LANES), A2)
+        dx = buffer(scratch, LANES, A2)
+        ddt = buffer(scratch, LANES, A2)
+        lane_D = buffer(scratch, LANES, A2)
+        lane_bias = buffer(scratch, LANES, A2)
+        lane_dD = buffer(scratch, LANES, A2)
+        lane_dbias = buffer(scratch, LANES, A2)
         for item in range(first, after):
             row = item // parts  # batch entry and group
             part = item % parts
@@ -372,7 +365,7 @@ def _backward(B_varies: bool, C_varies: bool) -> Any:
             sums = item * seqlen * dstate
             for tile in range(tiles_a_group * part // parts, tiles_a_group * (part + 1) // parts):
                 c0 = g * channels + tile * LANES
-                lanes = min(LANES, (g + 1) * channels - c0)
+                lanes = least(LANES, (g + 1) * channels - c0)
                 for lane in range(LANES):
                     lane_D[lane] = D[c0 + lane] if lane < lanes else 0
                     lane_bias[lane] = bias[c0 + lane] if lane < lanes else 0
@@ -392,7 +385,7 @@ def _backward(B_varies: bool, C_varies: bool) -> Any:
                         )
                 for piece in range(pieces - 1, -1, -1):
                     t0 = piece * PIECE
-                    steps = min(PIECE, seqlen - t0)
+                    steps = least(PIECE, seqlen - t0)
                     load(u, b * u_b + c0 * u_d + t0 * u_t, u_d, u_t, lanes, steps, ub)
                     load(delta, b * delta_b + c0 * delta_d + t0 * delta_t, delta_d, delta_t, lanes, steps, raw)
                     load(dout, b * dout_b + c0 * dout_d + t0 * dout_t, dout_d, dout_t, lanes, steps, dyb)
@@ -488,5 +481,6 @@ def _backward(B_varies: bool, C_varies: bool) -> Any:
                         if not C_varies:
                             dC[channel * dstate + n] = dCb[n, lane]
                         dinitial[channel * dstate + n] = G[n, lane]
+        end(scratch)
 
     return backward

@@ -9,18 +9,18 @@ A layer's step is 30 us of arithmetic. Of what Python adds, the checks, views an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from anymamba.backends import Operator
 from anymamba.backends.cpu import _device
-from anymamba.backends.cpu._address import LIKE, array_at, integers_at
-from anymamba.backends.cpu._compile import kernel
-from anymamba.backends.cpu._math import LOG2E, exp2, sigmoid, softplus
-from anymamba.backends.cpu._threads import run
+from anymamba.backends.cpu._compile import CODES, Entry, kernel
+from anymamba.backends.cpu._math import LOG2E, exp2, least, sigmoid, softplus
+from anymamba.backends.cpu._native import check
+from anymamba.backends.cpu._scratch import begin, buffer, end
+from anymamba.backends.cpu._threads import run_compiled
 from anymamba.backends.cpu._tiles import like
 from anymamba.backends.cpu._tuning import Settings, tunable
 from anymamba.ops.selective_state_update import SelectiveStateUpdateCall
@@ -63,7 +63,7 @@ def selective_state_update(
     index = None if state_batch_indices is None else state_batch_indices.to(torch.int64).contiguous()
     layout = _layout(state, x_, dt, A, B, C, D, z, dt_bias, dt_softplus, index, out)
     addresses = [0 if t is None else t.data_ptr() for t in (state, x_, dt, A, B, C, D, z, dt_bias, index, out)]
-    _run(layout, LIKE[work], addresses, _settings(state, x_))
+    _run(_variant(work), layout, layout[:4].tolist(), addresses, _settings(state, x_))
     return like(x, out)
 
 
@@ -80,8 +80,8 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
         state, A, out = state.unsqueeze(1), A.unsqueeze(0), out.unsqueeze(1)
     x, dt, z, B, C = (t.unsqueeze(1) if t is not None and t.dim() == 2 else t for t in (x, dt, z, B, C))
     D, dt_bias = (t.unsqueeze(0) if t is not None and t.dim() == 1 else t for t in (D, dt_bias))
-    layout, same = _layout(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, out), LIKE[work]
-    how = _settings(state, x)
+    layout, step = _layout(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, out), _variant(work)
+    sizes, how = layout[:4].tolist(), _settings(state, x)
 
     def call(
         state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
@@ -90,7 +90,7 @@ def prepare(operator: Operator, arguments: tuple[Any, ...]) -> Callable[..., tor
     ) -> torch.Tensor:  # fmt: skip
         out = torch.empty_like(x)
         _run(
-            layout, same, (
+            step, layout, sizes, (
                 state.data_ptr(), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr(),
                 0 if D is None else D.data_ptr(), 0 if z is None else z.data_ptr(),
                 0 if dt_bias is None else dt_bias.data_ptr(), 0 if indices is None else indices.data_ptr(), out.data_ptr(),
@@ -105,19 +105,19 @@ def _settings(state: torch.Tensor, x: torch.Tensor) -> Settings:
     return STEP.settings(state.element_size(), x.numel(), state.shape[3])
 
 
-def _run(layout: Any, same: Any, addresses: Any, how: Settings) -> None:
-    batch, heads, headdim, dstate = layout[:4].tolist()
+def _variant(dtype: torch.dtype) -> Entry:
+    return _update.variant("l" + 9 * CODES[dtype] + "l" + CODES[dtype])
+
+
+def _run(step: Entry, layout: torch.Tensor, sizes: list[int], addresses: Sequence[int], how: Settings) -> None:
+    batch, heads, headdim, dstate = sizes
     rows = batch * heads * headdim
-    little = not how.threads and rows * dstate < 2 * STATES_A_THREAD
-    if little or how.threads == 1:  # not even a closure for the usual step
-        _update(0, rows, layout, same, *addresses)
+    block = step.layout.pack(layout.data_ptr(), *addresses)
+    if how.threads == 1 or (not how.threads and rows * dstate < 2 * STATES_A_THREAD):
+        check(step.code.range(0, rows, block))
     else:
-        run(
-            lambda first, after: _update(first, after, layout, same, *addresses),
-            rows,
-            at_least=how.at_least(max(STATES_A_THREAD // max(dstate, 1), 1)),
-            most=how.threads,
-        )
+        at_least = how.at_least(max(STATES_A_THREAD // max(dstate, 1), 1))
+        run_compiled(step.code, rows, block, at_least=at_least, most=how.threads)
 
 
 def _layout(
@@ -133,10 +133,10 @@ def _layout(
     dt_softplus: bool,
     index: torch.Tensor | None,
     out: torch.Tensor,
-) -> Any:
+) -> torch.Tensor:
     """Return all that is not an address: sizes, strides, options."""
     per_row, per_channel = (0, 0, 0), (0, 0)
-    return np.array(
+    return torch.tensor(
         [
             *x.shape, state.shape[3], B.shape[1],
             *state.stride(), *x.stride(), *dt.stride(), *A.stride(), *B.stride(), *C.stride(),
@@ -144,12 +144,12 @@ def _layout(
             *(per_channel if dt_bias is None else dt_bias.stride()), *out.stride(),
             D is not None, z is not None, dt_bias is not None, dt_softplus, index is not None,
         ],
-        dtype=np.int64,
+        dtype=torch.int64,
     )  # fmt: skip
 
 
 @kernel
-def _update(first, after, layout, like, state_at, x_at, dt_at, A_at, B_at, C_at, D_at, z_at, bias_at, index_at, out_at):
+def _update(first, after, layout, state, x, dt, A, B, C, D, z, bias, index, out):
     """Compute the rows first <= row < after."""
     heads, headdim, dstate, groups = layout[1], layout[2], layout[3], layout[4]
     s_b, s_h, s_p, s_n = layout[5], layout[6], layout[7], layout[8]
@@ -160,14 +160,12 @@ def _update(first, after, layout, like, state_at, x_at, dt_at, A_at, B_at, C_at,
     bias_h, bias_p, out_b, out_h, out_p = layout[29], layout[30], layout[31], layout[32], layout[33]
     has_D, has_z, has_bias, with_softplus = layout[34] != 0, layout[35] != 0, layout[36] != 0, layout[37] != 0
     has_index = layout[38] != 0
-    state, x, dt, A = array_at(state_at, like), array_at(x_at, like), array_at(dt_at, like), array_at(A_at, like)
-    B, C, D, z = array_at(B_at, like), array_at(C_at, like), array_at(D_at, like), array_at(z_at, like)
-    bias, out, index = array_at(bias_at, like), array_at(out_at, like), integers_at(index_at)
-    log2e = like.dtype.type(LOG2E)
+    log2e = state.dtype.type(LOG2E)
     side_by_side = s_n == 1 and B_n == 1 and C_n == 1
-    steps = np.empty(ROWS, dtype=like.dtype)
-    values = np.empty(ROWS, dtype=like.dtype)
-    gates = np.empty(ROWS, dtype=like.dtype)
+    scratch = begin()
+    steps = buffer(scratch, ROWS, state)
+    values = buffer(scratch, ROWS, state)
+    gates = buffer(scratch, ROWS, state)
     for i in range(ROWS):  # rows of a block that there are not are computed too: not with what lay there
         steps[i] = 0
         gates[i] = 0
@@ -176,7 +174,7 @@ def _update(first, after, layout, like, state_at, x_at, dt_at, A_at, B_at, C_at,
         b = row // (heads * headdim)
         h = row // headdim % heads
         p0 = row % headdim
-        count = min(ROWS, headdim - p0, after - row)
+        count = least(ROWS, least(headdim - p0, after - row))
         row += count
         at = b * out_b + h * out_h + p0 * out_p
         entry = index[b] if has_index else b
@@ -209,7 +207,7 @@ def _update(first, after, layout, like, state_at, x_at, dt_at, A_at, B_at, C_at,
             scaled = steps[i] * values[i]
             a0 = h * A_h + p * A_p
             s0 = entry * s_b + h * s_h + p * s_p
-            y = D[h * D_h + p * D_p] * values[i] if has_D else like.dtype.type(0)
+            y = D[h * D_h + p * D_p] * values[i] if has_D else state.dtype.type(0)
             # One loop a case, so that LLVM sees one loop to vectorise: a row is short, and every further loop costs as much.
             if side_by_side and A_n == 0:  # one decay a row
                 decay = exp2(exponent * A[a0])
@@ -236,3 +234,4 @@ def _update(first, after, layout, like, state_at, x_at, dt_at, A_at, B_at, C_at,
                     state[s0 + n * s_n] = new
                     y += new * C[C0 + n * C_n]
             out[at + i * out_p] = y * gates[i] if has_z else y
+    end(scratch)

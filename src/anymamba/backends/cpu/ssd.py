@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from anymamba.backends.cpu._compile import exact_kernel, flat
+from anymamba.backends.cpu._compile import exact_kernel
 from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import LOG2E, exp2
-from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tuning import Tunable, tunable
 from anymamba.backends.torch import ssd as products
 from anymamba.backends.torch._ssd_chunks import Block
@@ -51,14 +50,10 @@ class _Block(Block):
         out = self.sums.new_empty(shape)
         matrices = self.sums.numel() // max(self.chunk, 1)
         arguments: tuple[Any, ...] = (
-            self.chunk, self.per_group, flat(self.sums.contiguous()), flat(self.rest.contiguous()),
-            flat(self.sums if within is None else within), within is not None, flat(out),
+            self.chunk, self.per_group, self.sums.contiguous(), self.rest.contiguous(),
+            self.sums if within is None else within, within is not None, out,
         )  # fmt: skip
-        run(
-            lambda first, after: _decays(first, after, *arguments),
-            matrices,
-            at_least=max(1, ELEMENTS_A_THREAD // max(self.chunk**2, 1)),
-        )
+        _decays.over(matrices, *arguments, at_least=max(1, ELEMENTS_A_THREAD // max(self.chunk**2, 1)))
         return out
 
 

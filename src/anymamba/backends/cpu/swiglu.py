@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from anymamba.backends.cpu._compile import flat, kernel
+from anymamba.backends.cpu._compile import kernel
 from anymamba.backends.cpu._device import refusal
 from anymamba.backends.cpu._math import sigmoid
 from anymamba.backends.cpu._norm import ELEMENTS_A_THREAD, by_rows
-from anymamba.backends.cpu._threads import run
 from anymamba.backends.cpu._tiles import like
 from anymamba.backends.cpu._tuning import tunable
 from anymamba.backends.torch import swiglu as fallback
@@ -26,10 +25,10 @@ def swiglu_forward(xy: torch.Tensor) -> torch.Tensor:
         return fallback.swiglu_forward(xy)
     rows, dim = xy.shape[0], xy.shape[1] // 2
     out = empty(xy, rows, dim)
-    arguments = (dim, flat(xy), xy.stride(0), flat(out))
+    arguments = (dim, xy, xy.stride(0), out)
     how = FORWARD.settings(xy.element_size(), rows, dim)
     at_least = how.at_least(-(-ELEMENTS_A_THREAD // dim))
-    run(lambda first, after: _forward(first, after, *arguments), rows, at_least=at_least, most=how.threads)
+    _forward.over(rows, *arguments, at_least=at_least, most=how.threads)
     return out
 
 
@@ -43,10 +42,10 @@ def swiglu_backward(
     dxy = empty(xy, rows, 2 * dim)
     out = empty(xy, rows, dim) if recompute_out else None
     again = dxy if out is None else out
-    arguments = (dim, flat(xy), xy.stride(0), flat(dout), dout.stride(0), flat(dxy), flat(again), recompute_out)
+    arguments = (dim, xy, xy.stride(0), dout, dout.stride(0), dxy, again, recompute_out)
     how = BACKWARD.settings(xy.element_size(), rows, dim)
     at_least = how.at_least(-(-ELEMENTS_A_THREAD // dim))
-    run(lambda first, after: _backward(first, after, *arguments), rows, at_least=at_least, most=how.threads)
+    _backward.over(rows, *arguments, at_least=at_least, most=how.threads)
     return like(xy, dxy), out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -22,9 +23,8 @@ SUMMARY = "CUDA kernels compiled on this machine by the NVRTC that PyTorch carri
 
 def unavailable() -> str | None:
     """Return None, or why no kernel can run in this process. Touches neither the driver nor NVRTC without a card."""
-    from anymamba.backends.cuda.runtime import kernel
-
-    return None if kernel._replacement is not None else _unavailable()
+    kernel = sys.modules.get("anymamba.backends.cuda.runtime.kernel")  # on a machine without a card nobody imports it
+    return None if kernel is not None and kernel._replacement is not None else _unavailable()
 
 
 @functools.cache
