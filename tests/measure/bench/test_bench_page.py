@@ -67,6 +67,11 @@ def test_the_page_needs_nothing_from_anywhere_and_runs_nothing() -> None:
     assert not re.search(r"url\(|@import|https?://", text)
 
 
+def test_the_floor_is_drawn_also_where_the_first_row_was_not_measured() -> None:
+    skipped = row("torch", 64, (), status="skipped", floor_ms=None, peak_mb=None)
+    assert page(Result((skipped, row("mamba.py", 64, (5.0, 5.5))))).count('class="floor"') == 1
+
+
 def test_what_comes_from_outside_cannot_become_markup() -> None:
     assert "&lt;b&gt;evil&lt;/b&gt; &amp; co" in page(RESULT)
     assert "<script" not in page(RESULT)

@@ -67,7 +67,7 @@ def test_every_operator_of_the_card_is_found_forward_backward_and_decoding() -> 
         f"cuda {name}" for name in (
             "selective_scan forward", "selective_scan backward", "causal_conv1d forward", "causal_conv1d backward",
             "ssd forward", "selective_state_update", "causal_conv1d_update", "layer_norm forward", "layer_norm backward",
-            "layernorm_gated forward", "layernorm_gated backward", "swiglu forward", "swiglu backward",
+            "ssd backward", "layernorm_gated forward", "layernorm_gated backward", "swiglu forward", "swiglu backward",
         )
     }  # fmt: skip
     for one in found:
@@ -115,6 +115,7 @@ def test_the_scans_shape_obeys_what_is_kept_and_stays_right() -> None:
         ("layer_norm backward", {"columns": 4, "threads": 512, "ahead": 1}),
         ("layernorm_gated backward", {"columns": 16, "threads": 0, "ahead": 0}),
         ("swiglu backward", {"threads": 64}),
+        ("ssd backward", {"steps": 16, "warps": 4, "stages": 1, "splits": 1}),
         ("causal_conv1d backward", {"blocks": 32}),
         ("causal_conv1d_update", {"threads": 32, "sequences": 8}),
         ("selective_state_update", {"threads": 64, "blocks": 8, "share": 2}),

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from anymamba.backends import tuned
+from anymamba.backends.cuda import _tuning
 from anymamba.backends.cuda.runtime import Plan, Variant, cached, runtime
 from anymamba.backends.cuda.ssd import (
     CODES,
@@ -247,9 +249,9 @@ def _plan(
     """Return the launches for tensors of this metadata; with `shape` and `splits` not the usual ones but these."""
     batch, seqlen, heads, headdim = x.shape
     groups, dstate = B.shape[2], B.shape[3]
-    size, limit = SIZES[x.dtype], _shared_limit(device)
-    shape = shape or _shape(headdim, dstate, size, limit)
-    assert shape is not None
+    size = SIZES[x.dtype]
+    if shape is None:
+        shape, splits = _tuned_shape(batch * heads, heads // groups, headdim, dstate, seqlen, size, device)
     chunks = -(-seqlen // shape.steps)
     group_heads = heads // groups
     split_heads = -(-group_heads // (splits or _splits(batch * chunks * groups, group_heads, _multiprocessors(device))))
@@ -290,6 +292,51 @@ def _plan(
 # --- the kernels' shapes
 
 
+TUNED = _tuning.tunable(
+    "ssd backward", "ssd_backward.cu",
+    steps="steps of a chunk: long ones leave fewer states to write and read, short ones need less shared memory",
+    warps="warps of a block",
+    stages="heads whose tiles are in shared memory: 2 load the next head's while one is worked on",
+    splits="blocks that share the heads of a group: more fill the card, each leaves sums to be added; 0: by the sizes",
+)  # fmt: skip
+
+
+@cached
+def _tuned_shape(
+    sequences: int, group_heads: int, headdim: int, dstate: int, seqlen: int, size: int, device: int
+) -> tuple[BackwardShape, int]:
+    """Return the shape and the splits (0: by the sizes): tuned, or the usual."""
+    limit = _shared_limit(device)
+    usual = _shape(headdim, dstate, size, limit)
+    assert usual is not None
+    kind = (
+        f"heads {tuned.power(sequences)}, length {tuned.power(seqlen)}, headdim {tuned.power(headdim)}, "
+        f"states {tuned.power(dstate)}, {size} bytes"
+    )
+    found = TUNED.chosen(kind, device, offered(usual, group_heads, size, limit))
+    if found is None:
+        return usual, 0
+    return usual._replace(steps=found["steps"], warps=found["warps"], stages=found["stages"]), found["splits"]
+
+
+def offered(usual: BackwardShape, group_heads: int, size: int, limit: int) -> list[dict[str, int]]:
+    """Return what can be chosen instead of `usual`, of what fits into `limit` bytes of shared memory."""
+    shapes = [usual._replace(steps=steps, warps=warps, stages=stages) for steps, warps, stages in _tried(size)]
+    return [
+        {"steps": shape.steps, "warps": shape.warps, "stages": shape.stages, "splits": splits}
+        for shape in shapes
+        if max(shape.shared_bytes(size, True), states_shape(shape).shared_bytes(size, True)) <= limit
+        for splits in (0, 1, 2, 4, 8, 16, 32)
+        if splits <= group_heads
+    ]
+
+
+def _tried(size: int) -> tuple[tuple[int, int, int], ...]:
+    """Return steps, warps and stages, the longest chunks first."""
+    wide = ((64, 16, 2), (64, 16, 1)) if size == 2 else ()  # in float 128 registers a thread would not do
+    return (*wide, (32, 8, 2), (32, 8, 1), (16, 4, 1))
+
+
 def _splits(blocks: int, group_heads: int, processors: int) -> int:
     """Return over how many blocks the heads of a group are split: two a multiprocessor are wanted."""
     wanted = -(-2 * processors // blocks)
@@ -301,8 +348,7 @@ def _shape(headdim: int, dstate: int, size: int, limit: int) -> BackwardShape | 
     if headdim > MOST_COLUMNS:
         return None
     columns, states = (max(16, 1 << (n - 1).bit_length()) for n in (headdim, dstate))
-    tried = ((64, 16, 2), (64, 16, 1)) if size == 2 else ()  # in float 128 registers a thread would not do
-    for steps, warps, stages in (*tried, (32, 8, 2), (32, 8, 1), (16, 4, 1)):
+    for steps, warps, stages in _tried(size):
         shape = BackwardShape(steps, columns, states, warps, stages)
         if max(shape.shared_bytes(size, True), states_shape(shape).shared_bytes(size, True)) <= limit:
             return shape

@@ -94,7 +94,8 @@ def _work(result: Result, work: tuple[str, str, str, str]) -> str:
     numbers = {name: number for number, name in enumerate(dict.fromkeys(row.implementation for row in result.rows))}
     times = [(row.implementation, row.median_ms, numbers[row.implementation]) for row in rows if row.median_ms]
     peaks = [(row.implementation, row.peak_mb, numbers[row.implementation]) for row in rows if row.peak_mb]
-    charts = [svg.bars("time", "ms", times, rows[0].floor_ms or None)] if times else []
+    floor = next((row.floor_ms for row in rows if row.floor_ms), None)  # the first may not have been measured
+    charts = [svg.bars("time", "ms", times, floor)] if times else []
     charts += [svg.bars("peak memory", "MB", peaks)] if peaks else []
     reasons = [f"{row.implementation}, {row.status}: {row.message}" for row in rows if row.message]
     return (

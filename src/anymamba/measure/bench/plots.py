@@ -52,8 +52,9 @@ def plot(result: Result, path: Path) -> None:
             axis.invert_yaxis()
             axis.margins(x=0.15)
             axis.set_xlabel(unit)
-        if rows[0].floor_ms:
-            line[0].axvline(rows[0].floor_ms, color="black", linestyle="--", label="floor of this machine")
+        least = next((row.floor_ms for row in rows if row.floor_ms), None)  # the first may not have been measured
+        if least:
+            line[0].axvline(least, color="black", linestyle="--", label="floor of this machine")
             line[0].legend(fontsize="small")
         line[0].set_title(f"{subject}, {direction}, {size}, {dtype}", loc="left", fontsize="medium")
     for line, (title, (series, floor)) in zip(axes[len(measured) :], lengths.items()):

@@ -292,7 +292,8 @@ def _expected(plan: Plan, work: Work, function: Callable[..., Any], watch: Stopw
         short = size._replace(length=size.length >> doublings)
         call = _call(work, function, work.subject.arguments(Draw(plan.dtype, plan.device), *short))
         now = watch(call, 1)
-        if now <= plan.limit:  # the first may have compiled something: that takes as long at any length
+        # The first may have compiled something: that takes as long at any length, and most of it at the first length.
+        if now <= plan.limit * (10 if doublings == 4 else 1):
             now = min(now, watch(call, 1))
         expected = estimate(before or now / 2, now, doublings)
         if now * 2**doublings > plan.limit or (before and expected <= plan.limit):
