@@ -105,8 +105,11 @@ def to_html(sections: Sequence[Section]) -> str:
     """Return the report as one page: no network, no script, light and dark, readable on a phone."""
     from anymamba.measure.bench.page import STYLE
 
-    head, *words = _head(sections).splitlines()
-    body = [f"<h1>{escape(head)}</h1>", *(f'<p class="soft">{escape(line)}</p>' for line in words if line)]
+    head, contents, *words = _head(sections).splitlines()
+    body = [
+        f"<h1>{escape(head)}</h1>",
+        *(f'<p class="soft">{escape(line)}</p>' for line in (contents, " ".join(words))),
+    ]
     for section in sections:
         body.append(f"<h2>{escape(section.name)}</h2>")
         body += [f'<p class="soft"><code>{escape(section.command)}</code></p>'] if section.command else []
@@ -160,8 +163,9 @@ def _head(sections: Sequence[Section]) -> str:
     return (
         "anymamba report\n"
         f"It contains: {', '.join(section.name for section in sections)}.\n"
-        "User names, home folders, machine names, addresses, tokens and passwords were replaced by words in capitals (with\n"
-        "--show-paths, only the last two). That works by patterns: read it before you send it."
+        "User names, home folders, machine names, addresses, tokens and passwords were replaced by words in capitals\n"
+        "(with --show-paths, only the last two).\n"
+        "That works by patterns: read it before you send it."
     )
 
 
