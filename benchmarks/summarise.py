@@ -271,9 +271,11 @@ def consumers() -> Iterator[str]:
     """Yield the lines of docs/consumers.md that tell how fast transformers' models are on the port."""
     for path in sorted(RESULTS.glob("consumers-*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
+        how = "" if data["device"] == "cuda" else f", threads: {data['threads']}"
+        how += "" if data["clock"] == "wall" else ", processor time"
         yield from (
             "",
-            f"{data['machine']}{'' if data['device'] == 'cuda' else ', ' + str(data['threads']) + ' threads'}, PyTorch {data['torch']}, "
+            f"{data['machine']}{how}, PyTorch {data['torch']}, "
             f"transformers {data['transformers']}, {data['date']}; {data['dtype']}; width {data['width']}, {data['layers']} layers, "
             f"batch {data['batch']}, {data['length']} tokens; generation: {data['new_tokens']} tokens after {data['prompt']}, with the cache.",
             "",

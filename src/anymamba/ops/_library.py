@@ -22,6 +22,8 @@ _library = torch.library.Library("anymamba", "DEF")
 # torch 2.1 has neither the tag nor the argument for it.
 _tags: dict[str, Any] = {"tags": (torch.Tag.pt2_compliant_tag,)} if hasattr(torch.Tag, "pt2_compliant_tag") else {}
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+# The dynamo of torch 2.1 cannot be asked for a tensor's type (nor can its DTensors be compiled).
+_TYPES_ARE_OPAQUE = not hasattr(torch.library, "custom_op")
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Context in which an autograd.Function calls its own operator without coming back to itself."""
@@ -88,6 +90,8 @@ def traced(x: torch.Tensor) -> bool:
 
     The functional wrappers of torch 2.1 are plain tensors to Python, so they are asked for by name.
     """
+    if _TYPES_ARE_OPAQUE and _is_compiling():
+        return True
     if type(x) not in (torch.Tensor, torch.nn.Parameter):
         return type(x).__name__ != "DTensor" or _know_dtensors()
     return _is_compiling() or torch._is_functional_tensor(x)
