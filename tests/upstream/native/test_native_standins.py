@@ -58,7 +58,15 @@ float scale(float x) { return x * M_LOG2E; }
 
 
 def run(command: list[str], source: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*command, str(source)], cwd=source.parent, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*command, str(source)],
+        cwd=source.parent,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
 
 
 def edited(rule_id: str, text: str) -> str:
