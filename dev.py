@@ -20,9 +20,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-# In Windows Python these come first: what behaves differently there. Then the others, the cheapest first, until the time is up;
-# `--windows-all` runs all of them.
-WINDOWS_FIRST = ["tests/windows", "tests/machine", "tests/upstream/test_archive.py", "tests/extensions", "tests/doctor"]
+# In Windows Python: all cheap tests, then these, which need Windows, then the others, until the time is up
+# (tools/windows_lab/choice.py); `--windows-all` runs all of them.
+WINDOWS_FIRST = ["tests/windows"]
 WINDOWS_MINUTES = 12
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 GUIDE = """

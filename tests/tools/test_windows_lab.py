@@ -280,7 +280,7 @@ def test_each_files_tests_and_seconds_are_recorded(tmp_path: Path) -> None:
 # --- runs of limited time
 
 
-def test_what_is_named_comes_first_then_the_unknown_then_the_cheapest(tmp_path: Path) -> None:
+def test_cheap_and_unknown_files_come_first_then_what_is_named_then_the_rest(tmp_path: Path) -> None:
     for name in ("windows/test_w", "ops/test_dear", "ops/test_cheap", "ops/test_new"):
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / f"{name}.py").write_text("", encoding="utf-8")
@@ -292,7 +292,7 @@ def test_what_is_named_comes_first_then_the_unknown_then_the_cheapest(tmp_path: 
     record = tmp_path / "windows.json"
     record.write_text(json.dumps({"runs": runs}), encoding="utf-8")
     files = choice.ordered(["tests/windows"], tmp_path, record)
-    assert files == ["tests/windows", "tests/ops/test_new.py", "tests/ops/test_cheap.py", "tests/ops/test_dear.py"]
+    assert files == ["tests/ops/test_new.py", "tests/ops/test_cheap.py", "tests/windows", "tests/ops/test_dear.py"]
 
 
 def test_no_test_begins_after_the_time_is_up(tmp_path: Path) -> None:
