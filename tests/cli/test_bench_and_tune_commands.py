@@ -114,3 +114,10 @@ def test_a_model_that_is_not_there_and_a_kernel_that_is_not_here_are_refused(tmp
         ["tune", "--kernel", "winograd", "--batch", "1", "--length", "8", "--width", "32", "--device", "cpu"]
     )
     assert isinstance(unknown.exception, OptionError)
+
+
+def test_a_file_that_is_not_there_is_told_from_one_that_holds_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    assert "no file" in str(invoke(["tune", "import", str(file)]).exception)
+    file.write_text("{}", encoding="utf-8")
+    assert "holds nothing" in str(invoke(["tune", "import", str(file)]).exception)

@@ -148,6 +148,8 @@ def bring(
     from anymamba.backends import tuned
     from anymamba.errors import OptionError
 
+    if not file.is_file():
+        raise OptionError(f"There is no file {file}.", next_step="anymamba tune export FILE    (on the other machine)")
     brought = tuned.read(file)
     if not brought:
         raise OptionError(
